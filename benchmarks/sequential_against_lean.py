@@ -1,0 +1,166 @@
+"""Our sequential runtime against a hand-written lean loop, and every method against FedAvg per gradient evaluation.
+
+    python benchmarks/sequential_against_lean.py [--repeats 7] [--out benchmarks/results/sequential_against_lean.json]
+
+Both sides do the same steps (counted) on the same data and the same batches, one thread each, in pairs that take turns; the printed
+figures are medians of the ratios of pairs. The lean loop is what a careful researcher writes: one reused model, tensors in memory,
+index batches, no DataLoader, gradients applied in place, a running weighted sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedaccord as fa
+from fedaccord.experiment import Aggregation, Experiment, RunOptions, prepare
+
+AIM_AGAINST_LEAN = 1.10
+AIM_PER_GRADIENT = 1.10
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+
+
+def lenet() -> nn.Module:
+    convolutions = nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    )
+    return nn.Sequential(convolutions, nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
+
+
+WORK: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int]] = {  # model, one input, clients, examples a client, epochs
+    "mlp": (mlp, (784,), 100, 600, 1),
+    "lenet": (lenet, (3, 32, 32), 10, 500, 5),
+}
+
+
+def lean_round(
+    model: nn.Module, w: list[Tensor], x: Tensor, y: Tensor, rows: list[np.ndarray], plan: fa.LocalPlan, seed: int
+) -> tuple[list[Tensor], int]:
+    """One round of FedAvg; returns the new weights and the number of steps."""
+    parameters, total, steps = list(model.parameters()), [torch.zeros_like(part) for part in w], 0
+    rng = np.random.default_rng(seed)
+    for own in rows:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, w, strict=True):
+                parameter.copy_(value)
+        own_rows = torch.from_numpy(own)
+        for positions in plan.batches(len(own), rng):
+            chosen = own_rows[torch.from_numpy(positions)]
+            loss = F.cross_entropy(model(x[chosen]), y[chosen])
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.sub_(gradient, alpha=plan.lr)
+            steps += 1
+        with torch.no_grad():
+            for part, parameter in zip(total, parameters, strict=True):
+                part.add_(parameter, alpha=1 / len(rows))
+    return total, steps
+
+
+def prepared(name: str, algorithm: fa.Algorithm) -> tuple[object, fa.Task, Experiment]:
+    make, shape, clients, examples, epochs = WORK[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(clients * examples, *shape, generator=generator)
+    y = torch.randint(10, (clients * examples,), generator=generator)
+    task = fa.Task(model=make, loss=F.cross_entropy, train=(x, y), test=(x[:10], y[:10]))
+    run = RunOptions(rounds=10_000, cohort=fa.Uniform(clients), client_test=0.0, evaluate_every=10_000)
+    experiment = Experiment(
+        partition=fa.IID(clients=clients),
+        algorithm=algorithm,
+        local=fa.LocalPlan(lr=0.01, epochs=epochs, batch_size=50),
+        run=run,
+        aggregation=Aggregation(),
+    )
+    return prepare(experiment, task), task, experiment
+
+
+def timed(call: Callable[[], object]) -> tuple[float, object]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def against_lean(name: str, repeats: int) -> dict[str, object]:
+    (federation, state, model, data, _), task, experiment = prepared(name, fa.FedAvg())  # type: ignore[misc]
+    plain = task.build_model(0)
+    w = [parameter.detach().clone() for parameter in plain.parameters()]
+    rows = [data.train[client] for client in range(len(data))]
+    ratios, ours_counted, lean_counted = [], 0, 0
+    for repeat in range(repeats + 1):
+        seconds, result = timed(lambda: federation.round(state))
+        lean_seconds, lean = timed(lambda r=repeat: lean_round(plain, w, data.x, data.y, rows, experiment.local, r))
+        state, ours_counted = result.state, result.report.gradients  # type: ignore[attr-defined]
+        w, lean_counted = lean  # type: ignore[misc]
+        if repeat:  # the first pair warms up
+            ratios.append(seconds / lean_seconds)
+    assert ours_counted == lean_counted, "both sides must do the same steps"
+    return {
+        "work": name,
+        "against": "lean loop",
+        "steps": lean_counted,
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "aim": AIM_AGAINST_LEAN,
+    }
+
+
+def against_fedavg(name: str, method: str, repeats: int) -> dict[str, object]:
+    (ours, state, *_), *_ = prepared(name, fa.REGISTRY[method]())  # type: ignore[misc]
+    (base, base_state, *_), *_ = prepared(name, fa.FedAvg())  # type: ignore[misc]
+    ratios = []
+    for repeat in range(repeats + 1):
+        seconds, result = timed(lambda: ours.round(state))
+        base_seconds, base_result = timed(lambda: base.round(base_state))
+        state, base_state = result.state, base_result.state  # type: ignore[attr-defined]
+        if repeat:
+            ratios.append((seconds / result.report.gradients) / (base_seconds / base_result.report.gradients))  # type: ignore[attr-defined]
+    return {
+        "work": name,
+        "against": "fedavg",
+        "method": method,
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "aim": AIM_PER_GRADIENT,
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--repeats", type=int, default=7)
+    arguments.add_argument("--out", type=Path)
+    asked = arguments.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in WORK:
+        rows.append(against_lean(name, asked.repeats))
+        print(
+            f"{name:6} against the lean loop ({rows[-1]['steps']} steps a round): {rows[-1]['ratio']:.3f}x  aim <= {AIM_AGAINST_LEAN}x",
+            flush=True,
+        )
+    for name in WORK:
+        for method in fa.REGISTRY:
+            if method != "fedavg":
+                rows.append(against_fedavg(name, method, asked.repeats))
+                print(
+                    f"{name:6} {method:12} time per gradient against fedavg: {rows[-1]['ratio']:.3f}x  aim <= {AIM_PER_GRADIENT}x",
+                    flush=True,
+                )
+    if asked.out:
+        asked.out.write_text(json.dumps({"torch": torch.__version__, "threads": 1, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

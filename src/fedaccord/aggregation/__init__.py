@@ -1,0 +1,1 @@
+"""Who counts for how much: guard (rules, always on), policy (weights), sums."""

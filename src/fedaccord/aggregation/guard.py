@@ -1,0 +1,93 @@
+"""The guard: what must hold before anybody looks at an upload. It refuses, with a reason, and never changes an accepted upload."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.errors import UploadError
+from fedaccord.core.reports import ClientReport
+from fedaccord.core.state import children
+from fedaccord.core.vector import Buffers, Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """Holds uploads against the fields, shapes and dtypes that this model and method give, and counts against the task's maximum."""
+
+    template: Any  # an `Upload` of this method for this model
+    buffers: Buffers  # of this model
+    layout: Layout
+    max_examples: float  # the largest count that a client may report
+
+    def refusal(self, client: int, upload: Any, buffers: Buffers, report: ClientReport) -> UploadError | None:
+        """Why this upload is refused, or None."""
+        where = f"client {client}"
+        return (
+            self._count(report.num_examples, report.steps, where)
+            or self._signals(report, where)
+            or self._fields(upload, where)
+            or self._tensors(children(self.template), children(upload), where)
+            or self._tensors(self.buffers, buffers, where)
+        )
+
+    def _fields(self, upload: Any, where: str) -> UploadError | None:
+        if type(upload) is type(self.template):
+            return None
+        what = f"the upload is a {type(upload).__name__}, expected {sorted(children(self.template))}"
+        return UploadError("E104", "wrong_fields", what, where, "Likely another method")
+
+    def _signals(self, report: ClientReport, where: str) -> UploadError | None:
+        odd = [name for name, value in report.signals.items() if value is not None and not _is_finite_number(value)]
+        return UploadError("E101", "non_finite", f"the reported {odd[0]!r} is {report.signals[odd[0]]!r}", where) if odd else None
+
+    def _count(self, count: Any, steps: Any, where: str) -> UploadError | None:
+        if not _is_finite_number(count) or count <= 0:
+            return UploadError("E105", "bad_count", f"the sample count is {count!r}", where, "Report a positive number of examples")
+        if count > self.max_examples:
+            return UploadError(
+                "E106", "count_too_large", f"the sample count is {count:g}, the task has {self.max_examples:g} examples", where
+            )
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
+            return UploadError(
+                "E109", "no_steps", f"the client says it took {steps!r} local steps", where, "An update needs at least one step"
+            )
+        return None
+
+    def _tensors(self, expected: dict[str, Tensor], found: dict[str, Any], where: str) -> UploadError | None:
+        if expected.keys() != found.keys():
+            odd = sorted(map(str, expected.keys() ^ found.keys()))
+            return UploadError(
+                "E104", "wrong_fields", f"fields {odd} are missing or unknown", where, "Likely another method or model version"
+            )
+        for name, like in expected.items():
+            value = found[name]
+            if not isinstance(value, Tensor):
+                return UploadError("E103", "wrong_dtype", f"{name!r} is a {type(value).__name__}, expected a {like.dtype} tensor", where)
+            if value.dtype != like.dtype:
+                return UploadError(
+                    "E103", "wrong_dtype", f"{name!r} is {value.dtype}, expected {like.dtype}", where, "Likely another model version"
+                )
+            if value.shape != like.shape or value.layout != torch.strided:
+                shapes = f"{tuple(value.shape)}, expected {tuple(like.shape)}"
+                return UploadError("E102", "wrong_shape", f"{name!r} is {shapes}", where, "Likely another model version")
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                return self._non_finite(name, value, where)
+        return None
+
+    def _non_finite(self, name: str, value: Tensor, where: str) -> UploadError:
+        bad = ~torch.isfinite(value)
+        place = self.layout.name_of(int(bad.nonzero()[0, 0])) if value.shape == (self.layout.size,) else name
+        kind = "NaN" if torch.isnan(value).any() else "Inf"
+        remedy = "Lower the learning rate, clip the gradients, or run with debug on to see the first step that went wrong"
+        return UploadError(
+            "E101", "non_finite", f"{int(bad.sum())} non-finite numbers ({kind}) in {name!r}, first in {place!r}", where, remedy
+        )
+
+
+def _is_finite_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,84 @@
+"""FedSMOO (Sun et al. 2023, ICML, arXiv:2305.11584, algorithm 1): FedDyn and SAM, each with its own dual variable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.algorithm import Algorithm, BatchGrad, Cohort, NonNegative, Positive, RoundStart, Work
+from fedaccord.core.gradient import EPS
+
+
+class Server(NamedTuple):
+    w: Tensor  # [d]
+    s: Tensor  # [d], global perturbation, |s| = rho after round 1
+    dual: Tensor  # [d], lambda, mean over ALL clients of their duals
+
+
+class Sent(NamedTuple):
+    w: Tensor  # [d]
+    s: Tensor  # [d]
+
+
+class Kept(NamedTuple):
+    mu: Tensor  # [d], mu_i, dual of "local perturbation = global perturbation"
+    dual: Tensor  # [d], lambda_i, dual of "local model = global model"
+
+
+class Local(NamedTuple):
+    gap: Tensor  # [d], mu_i + s
+    dual: Tensor  # [d], lambda_i
+    anchor: Tensor  # [d], w_t + beta lambda_i: the dual's term is a shift of the point that the pull leads to
+
+
+class Upload(NamedTuple):
+    delta: Tensor  # [d]
+    mu: Tensor  # [d]
+
+
+@dataclass(frozen=True)
+class FedSMOO(Algorithm):
+    """Clients agree on the model and on the direction in which it is sharp. Two gradients a step; traffic 2d down, 2d up; client state 2d.
+
+    Symbols as in the paper: rho is its r. Order: the ascent sees the data gradient and the perturbation duals; the pull to the global
+    model and the model dual are added after it. As the authors' code, the s-step drops the term of the last local perturbation.
+    """
+
+    rho: NonNegative = 0.1  # radius of the perturbation, an absolute length in weight space
+    beta: Positive = 10.0  # 1 / weight of the pull to the global model
+
+    def init_server(self, w: Tensor) -> Server:
+        return Server(w, torch.zeros_like(w), torch.zeros_like(w))
+
+    def init_client(self, w: Tensor) -> Kept:
+        return Kept(torch.zeros_like(w), torch.zeros_like(w))
+
+    def broadcast(self, server: Server) -> Sent:
+        return Sent(server.w, server.s)
+
+    def begin(self, start: RoundStart, sent: Sent, kept: Kept) -> Local:
+        return Local(kept.mu + sent.s, kept.dual, sent.w + self.beta * kept.dual)
+
+    def direction(self, grad: BatchGrad, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
+        ascent = grad(w) - local.gap
+        length = self.rho / (ascent.norm() + EPS)  # s_hat = length * ascent
+        gap = torch.addcmul(local.gap - sent.s, length, ascent)
+        step = torch.add(grad(torch.addcmul(w, length, ascent)), w - local.anchor, alpha=1 / self.beta)
+        return step, local._replace(gap=gap)
+
+    def upload(self, w: Tensor, sent: Sent, local: Local, work: Work) -> tuple[Upload, Kept]:
+        delta, mu = w - sent.w, local.gap - sent.s
+        return Upload(delta, mu), Kept(mu, local.dual - delta / self.beta)
+
+    def update(self, server: Server, cohort: Cohort) -> Server:
+        share = cohort.size / cohort.population
+        dual = server.dual - share * cohort.uniform.delta / self.beta
+        s = self.rho * cohort.uniform.mu / (cohort.uniform.mu.norm() + EPS)
+        return Server(server.w + cohort.weighted.delta - self.beta * dual, s, dual)
+
+    @property
+    def proximal_weight(self) -> float:
+        return 1 / self.beta

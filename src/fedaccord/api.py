@@ -1,0 +1,357 @@
+"""The Python door: `run` takes objects, gives back a `Run`. The command line goes through `execute` as well."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedaccord import __version__
+from fedaccord.aggregation.policy import BySize, Policy
+from fedaccord.core.algorithm import Algorithm
+from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
+from fedaccord.core.local import LocalPlan
+from fedaccord.core.server_optimizer import ServerOptimizer
+from fedaccord.core.vector import Layout, load_into
+from fedaccord.experiment import Aggregation, Experiment, Prepared, RunOptions, RuntimeOptions, partition_summary, plain, prepare
+from fedaccord.federation import RunState
+from fedaccord.partition import Partition, Partitioner
+from fedaccord.runs import Record, RunFolder, lines_of
+from fedaccord.sampling import Coin, Sampler, Scripted, Uniform
+from fedaccord.tasks import Task
+from fedaccord.telemetry import Event, Tee, Telemetry
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CohortLike = int | float | Sampler | Sequence[Sequence[int]]
+
+
+def run(
+    task: Task,
+    algorithm: Algorithm,
+    *,
+    partition: Partitioner,
+    cohort: CohortLike = 10,
+    rounds: int = 100,
+    seed: int = 0,
+    local: LocalPlan | None = None,
+    server_optimizer: ServerOptimizer | None = None,
+    policy: Policy | None = None,
+    buffers: str = "average",
+    client_test: float = 0.1,
+    client_validation: float = 0.0,
+    initial: Tensor | nn.Module | dict[str, Tensor] | None = None,
+    evaluate_every: int = 1,
+    evaluate_clients_every: int = 0,
+    checkpoint_every: int = 10,
+    keep_weights: bool = True,
+    stop_at: float | None = None,
+    stop_metric: str = "accuracy",
+    state: str = "memory",
+    debug: bool = False,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    telemetry: Sequence[Telemetry] = (),
+) -> Run:
+    """Train `task` with `algorithm` on clients drawn by `partition`; everything is fixed by `seed`.
+
+    cohort: how many clients each round asks (int), the chance of each client (float below 1), a `Sampler`, or a list of client ids for
+    each round. local: learning rate, epochs, batch size (or "full"), optimiser, schedule, weight decay, clip and its scope.
+    policy: `BySize()` (default) or `Equal()`. buffers: "average" or "local" batch-norm statistics.
+    client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
+    initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.
+    folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
+    state: "memory", or "memory_mapped" (needs a folder). debug: stop at the first NaN, naming client, round and step.
+
+    Raises ConfigError (2xx), DataError and PartitionError (3xx); a client's bad upload is never an error, it is in `Run.rounds`.
+    """
+    experiment = Experiment(
+        partition=partition,
+        algorithm=algorithm,
+        local=local or LocalPlan(),
+        server_optimizer=server_optimizer,
+        aggregation=Aggregation(policy or BySize(), buffers),  # type: ignore[arg-type]
+        runtime=RuntimeOptions(state=state, debug=debug),  # type: ignore[arg-type]
+        run=RunOptions(
+            rounds=rounds,
+            seed=seed,
+            cohort=_sampler(cohort),
+            client_test=client_test,
+            client_validation=client_validation,
+            evaluate_every=evaluate_every,
+            evaluate_clients_every=evaluate_clients_every,
+            checkpoint_every=checkpoint_every,
+            keep_weights=keep_weights,
+            stop_metric=stop_metric,
+            stop_at=stop_at,
+        ),
+    )
+    from fedaccord.config import check  # the same ranges and types as for a TOML file
+
+    check(experiment)
+    tables = {"task": {"name": task.name}, **plain(experiment)}
+    return execute(
+        experiment,
+        task,
+        tables,
+        sources={},
+        initial=_vector(initial, task, seed),
+        folder=None if folder is None else Path(folder),
+        resume=resume,
+        telemetry=telemetry,
+    )
+
+
+@dataclass
+class Run:
+    """What a run has measured, and the models it went through."""
+
+    record: Record
+    task: Task
+    partition: Partition
+    final: RunState
+    _weights: dict[int, Tensor]
+    _folder: RunFolder | None
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round: metrics flat as test_accuracy, test_loss, validation_..., and who took part."""
+        return _frame(self.record.rounds, nested=("test", "validation"))
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One row a (round, client) that was asked: loss, steps, weight, refusal, the method's own signals."""
+        return _frame([line for line in self.record.clients if line["kind"] == "train"], nested=("signals",))
+
+    @property
+    def evaluations(self) -> pd.DataFrame:
+        """One row a (round, client): the global model on the client's held-out examples."""
+        return _frame([line for line in self.record.clients if line["kind"] == "evaluate"], nested=("metrics",))
+
+    def weights(self, round: int | None = None) -> Tensor:
+        """The global model [d] after `round` (0: the initial one), default after the last. E210 where it was not kept."""
+        wanted = self.final.round if round is None else round
+        if wanted in self._weights:
+            return self._weights[wanted].clone()
+        if self._folder is not None and 0 < wanted <= self.final.round:
+            return self._folder.weights(wanted)
+        raise ConfigError("E210", f"the weights of round {wanted} were not kept", "Run.weights", "Run with keep_weights=True")
+
+    def model(self, round: int | None = None) -> nn.Module:
+        """A new module with the weights of `round`; buffers are those after the last round."""
+        return load_into(self.task.build_model(0), self.weights(round), self.final.buffers).eval()
+
+    def report(self, path: str | Path, target: float | None = None) -> Path:
+        """Write one self-contained HTML file, and its CSV beside it."""
+        from fedaccord.report import write_report
+
+        write_report([self.record], Path(path), target=target)
+        return Path(path)
+
+
+def execute(
+    experiment: Experiment,
+    task: Task,
+    tables: dict[str, Any],
+    *,
+    sources: dict[str, str],
+    initial: Tensor | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    telemetry: Sequence[Telemetry] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    experiment_toml: str | None = None,
+) -> Run:
+    """Run an experiment to its end, to its target, or until `should_stop()` after a round; in every case the run can be resumed.
+
+    tables: the experiment as plain data, for the records; sources: where each value came from.
+    """
+    with _one_thread():
+        prepared = prepare(experiment, task, initial, folder)
+        record = Record(
+            tables, sources, _provenance(experiment, task), partition_summary(experiment, task, prepared.partition), folder=folder
+        )
+        disk, state = _open(folder, resume, record, prepared, experiment_toml)
+        sinks = Tee(tuple(telemetry))
+        weights = {0: prepared.start.server.w}
+        try:
+            state = _drive(experiment, prepared, state, record, disk, weights, sinks, should_stop)
+        finally:
+            if disk:
+                disk.close()
+    return Run(record, task, prepared.partition, state, weights, disk)
+
+
+def _drive(
+    experiment: Experiment,
+    prepared: Prepared,
+    state: RunState,
+    record: Record,
+    disk: RunFolder | None,
+    weights: dict[int, Tensor],
+    telemetry: Telemetry,
+    should_stop: Callable[[], bool],
+) -> RunState:
+    federation, options = prepared.federation, experiment.run
+    saved, outcome = state.round, "finished"
+    telemetry.emit(Event("run_started", {"experiment": record.experiment, "clients": len(prepared.data), "round": state.round}))
+    try:
+        for result in federation.run(state):
+            state = result.state
+            record.add(result.report, result.clients, result.evaluations)
+            if disk:
+                disk.append(*lines_of(result.report, result.clients, result.evaluations))
+            if options.keep_weights:
+                _keep(disk, weights, state)
+            telemetry.emit(Event("round_finished", record.rounds[-1]))
+            if disk and state.round % options.checkpoint_every == 0:
+                disk.checkpoint(state.round, _on_disk(state), federation.runtime.save, federation.runtime.committed)
+                disk.set_status({"state": "running", "round": state.round, "rounds": options.rounds, "error": None})
+                saved = state.round
+            if should_stop() or (disk is not None and disk.stop_asked()):
+                outcome = "stopped" if state.round < options.rounds else "finished"
+                break
+        weights[state.round] = state.server.w
+        if disk:
+            if saved < state.round:
+                disk.checkpoint(state.round, _on_disk(state), federation.runtime.save, federation.runtime.committed)
+            disk.clear_stop()
+        record.status = {"state": outcome, "round": state.round, "rounds": options.rounds, "error": None}
+    except KeyboardInterrupt:
+        record.status = {"state": "interrupted", "round": state.round, "rounds": options.rounds, "error": None}
+        raise
+    except FedaccordError as error:
+        record.status = {"state": "failed", "round": state.round, "rounds": options.rounds, "error": error.record()}
+        raise
+    except Exception as problem:
+        fault = InternalFault(
+            "E701", f"{type(problem).__name__}: {problem}", f"round {state.round + 1}", "Please report it, with --debug's output"
+        )
+        record.status = {"state": "failed", "round": state.round, "rounds": options.rounds, "error": fault.record()}
+        raise fault from problem
+    finally:
+        if disk and record.status:
+            disk.set_status(record.status)
+        telemetry.emit(Event("run_finished", record.status))
+    return state
+
+
+def _keep(disk: RunFolder | None, weights: dict[int, Tensor], state: RunState) -> None:
+    if disk:
+        disk.keep_weights(state.round, state.server.w)
+    else:
+        weights[state.round] = state.server.w
+
+
+def _on_disk(state: RunState) -> dict[str, Any]:
+    """What a checkpoint holds of the state; the round is its name."""
+    return {"server": state.server, "buffers": state.buffers}
+
+
+def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared, toml: str | None) -> tuple[RunFolder | None, RunState]:
+    if folder is None:
+        return None, prepared.start
+    if not resume:
+        return RunFolder.create(folder, record, toml), prepared.start
+    disk = RunFolder(folder)
+    disk.lock()
+    try:
+        earlier = disk.check_same(record)
+        round, parts = disk.restore(_on_disk(prepared.start), prepared.federation.runtime.restore)
+        state = RunState(round, parts["server"], parts["buffers"])
+        disk.clear_stop()
+        record.rounds, record.clients = disk.records()
+        record.provenance = earlier.provenance
+        disk.set_status({"state": "running", "round": round, "rounds": prepared.federation.rounds, "error": None})
+    except BaseException:
+        disk.close()
+        raise
+    return disk, state
+
+
+def _sampler(cohort: CohortLike) -> Sampler:
+    if isinstance(cohort, bool | str):
+        raise ConfigError(
+            "E202",
+            f"cohort is {cohort!r}",
+            "cohort",
+            "Give a number of clients, a share below 1, a sampler, or a list of client ids a round",
+        )
+    if isinstance(cohort, int | np.integer):
+        return Uniform(int(cohort))
+    if isinstance(cohort, float):
+        return Coin(cohort)
+    if hasattr(cohort, "draw"):
+        return cohort
+    return Scripted.of(cohort)
+
+
+def _vector(initial: Tensor | nn.Module | dict[str, Tensor] | None, task: Task, seed: int) -> Tensor | None:
+    if initial is None or isinstance(initial, Tensor):
+        return initial
+    if isinstance(initial, np.ndarray):
+        return torch.from_numpy(initial)
+    tensors = dict(initial.named_parameters()) if isinstance(initial, nn.Module) else initial
+    return Layout.of(task.build_model(seed)).flatten(tensors)
+
+
+def _one_thread() -> Any:
+    """Local steps are too small for torch's threads, which collapse on a busy machine; restored afterwards."""
+    return _Threads() if torch.get_num_threads() > 1 else nullcontext()
+
+
+class _Threads:
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._before)
+
+
+def _provenance(experiment: Experiment, task: Task) -> dict[str, Any]:
+    return {
+        "fedaccord": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+        "seed": experiment.run.seed,
+        "data_hash": task.data_hash(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the working folder, where it is a git checkout."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _frame(lines: list[dict[str, Any]], nested: tuple[str, ...]) -> pd.DataFrame:
+    import pandas as pd
+
+    flat = []
+    for line in lines:
+        row = {name: value for name, value in line.items() if name not in nested}
+        for part in nested:
+            row |= {f"{part}_{name}": value for name, value in (line.get(part) or {}).items()}
+        flat.append(row)
+    return pd.DataFrame(flat)

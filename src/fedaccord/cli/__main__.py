@@ -1,0 +1,5 @@
+"""`python -m fedaccord.cli`."""
+
+from fedaccord.cli.main import main
+
+main()

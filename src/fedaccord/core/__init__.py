@@ -1,0 +1,1 @@
+"""Contracts and the local loop. Imports torch and nothing of ours."""

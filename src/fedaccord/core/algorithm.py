@@ -1,0 +1,173 @@
+"""The contract that every federated method fulfils: what a client does, what the server does.
+
+The model is a flat vector w [d], so a rule reads like its paper. A method is a frozen dataclass of pure rules: hyper-parameters are
+its fields, state comes in and goes out by the signatures. No in-place change, no `.item()`, no branch on the values of tensors: that
+is what lets one definition run one client after another, vectorised over clients, and on a Flower node.
+
+One round of a method, in the order of the calls::
+
+    sent = broadcast(server)
+    local = begin(start, sent, kept)                        # each client
+    each step: direction, local = direction(grad, w, sent, local);  w <- optimiser(w, direction)
+    upload, kept = upload(w, sent, local, work)
+    server = update(server, cohort)                         # the accepted uploads, summed in two ways
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from fedaccord.core.gradient import Grad
+from fedaccord.core.reports import ClientReport
+from fedaccord.core.state import State
+
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Count = Annotated[int, Ge(0)]
+PositiveCount = Annotated[int, Ge(1)]
+
+Objective = Callable[[Tensor], Tensor]  # w [d] -> loss []
+
+
+class Batch(Protocol):
+    """One mini-batch, bound to the model: what a method may build an objective from. It never touches the data."""
+
+    def outputs(self, w: Tensor) -> Tensor:
+        """The model's outputs [B, ...] at w."""
+        ...
+
+    def loss_of(self, outputs: Tensor) -> Tensor:
+        """The task's loss [] of such outputs against the batch's labels."""
+        ...
+
+
+class BatchGrad(Protocol):
+    """The gradient of the objective on one mini-batch. The first evaluation of a step is the clean pass: buffers move in it alone."""
+
+    step: int  # of this round, counted from 0; the same for all clients, so rules may branch on it
+
+    def __call__(self, w: Tensor) -> Tensor: ...
+
+    def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss [], gradient [d]) at w, from one pass."""
+        ...
+
+
+class RoundStart(NamedTuple):
+    """What a client may look at before its first step."""
+
+    round: int  # counted from 1
+    lr: float  # local learning rate of this round
+    reference: Sequence[BatchGrad]  # the mini-batches after the first one, at most `num_reference_batches - 1`
+    validation: BatchGrad | None  # the client's own examples that do not train; None where it holds none
+    random_direction: Callable[[], Tensor]  # a random unit vector [d] of this client and round
+
+
+class Work(NamedTuple):
+    """Local work that a client has done in this round."""
+
+    steps: float | Tensor  # local steps taken
+    lr: float  # local learning rate of this round, after decay
+    effective_steps: float | Tensor  # displacement of `steps` unit gradients, in units of lr: `steps` for plain SGD, more with momentum
+
+
+class Cohort(NamedTuple):
+    """One round's accepted uploads, summed. Both trees have the shape of one `Upload`."""
+
+    weighted: Any  # mean under the policy's weights: moves models
+    uniform: Any  # plain mean over the accepted clients: moves duals and control variates
+    size: int  # accepted clients
+    population: int  # all clients, m
+
+
+class Server(NamedTuple):
+    """Default server state, and default broadcast: the global model alone."""
+
+    w: Tensor  # [d]
+
+
+class Upload(NamedTuple):
+    """Default upload: the model change of this round."""
+
+    delta: Tensor  # [d], w_K - w_t
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The defaults are FedAvg. A method overrides the rules in which it differs."""
+
+    def init_server(self, w: Tensor) -> State:
+        """Server state before round 1; its first field is the model `w` [d]."""
+        return Server(w)
+
+    def init_client(self, w: Tensor) -> State:
+        """State that a client keeps between rounds, before its first one; `()` for a stateless method."""
+        return ()
+
+    def broadcast(self, server: State) -> State:
+        """The part of the server state that clients receive; it has a field `w`."""
+        return Server(server.w)
+
+    def begin(self, start: RoundStart, sent: State, kept: State) -> State:
+        """Before the first step: the state that the steps thread through. What it adds to `kept` lives for this round only."""
+        return kept
+
+    def objective(self, batch: Batch, sent: State, local: State) -> Objective:
+        """What a step differentiates. Override it to add terms that need the model's outputs (distillation, contrast)."""
+        return lambda w: batch.loss_of(batch.outputs(w))
+
+    def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: State) -> tuple[Tensor, State]:
+        """One local step goes against this direction [d]: plain SGD does w <- w - lr * direction."""
+        return grad(w), local
+
+    def upload(self, w: Tensor, sent: State, local: State, work: Work) -> tuple[Any, State]:
+        """After the last step: what to send (its first field is `delta`), and what to keep if the upload is accepted."""
+        return Upload(w - sent.w), local
+
+    def update(self, server: State, cohort: Cohort) -> State:
+        """New server state from the accepted uploads."""
+        return server._replace(w=server.w + cohort.weighted.delta)
+
+    def signals(self, kept: State) -> dict[str, Tensor]:
+        """Scalars [] that a client reports with its upload, from the state it will keep."""
+        return {}
+
+    def confidence(self, reports: Sequence[ClientReport]) -> Tensor:
+        """Factors [C] on the policy's weights, from what the accepted clients report; 1 is no opinion."""
+        return torch.ones(len(reports), dtype=torch.float64)
+
+    @property
+    def num_reference_batches(self) -> int:
+        """Mini-batches at the start of the round that `begin` and the first step look at; the first one costs nothing."""
+        return 1
+
+    @property
+    def proximal_weight(self) -> float:
+        """The factor of +w inside `direction` that a proximal term brings; `local.clip_scope = "reference"` leaves it out of the clip."""
+        return 0.0
+
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "BatchGrad",
+    "Cohort",
+    "Count",
+    "Grad",
+    "NonNegative",
+    "Objective",
+    "Positive",
+    "PositiveCount",
+    "RoundStart",
+    "Server",
+    "Share",
+    "Upload",
+    "Work",
+]

@@ -1,0 +1,85 @@
+"""The scalars that others may look at: policies, samplers, records, telemetry. Never a tensor.
+
+Every number is finite or None with a reason: NaN does not leave this file.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def finite(value: float | None) -> float | None:
+    """The value as a float, or None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What one client did in one round."""
+
+    round: int
+    client: int
+    num_examples: float  # what the client says; checked by the guard
+    steps: int = 0
+    gradients: int = 0  # gradient evaluations, each one forward and one backward pass of a mini-batch
+    loss: float | None = None  # mean objective over the steps, clean pass
+    epoch_losses: tuple[float | None, ...] = ()
+    update_norm: float | None = None  # |delta|
+    cosine: float | None = None  # of delta and the round's aggregated delta
+    drift: float | None = None  # |w_K - w_{t+1}|^2
+    weight: float = 0.0  # share in the aggregate; 0 = left out
+    accepted: bool = False
+    code: str | None = None
+    reason: str | None = None  # of the refusal, one of errors.REASONS
+    bytes_up: int = 0
+    seconds: float = 0.0
+    signals: dict[str, float | None] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """The line of clients.jsonl."""
+        return {"kind": "train", **asdict(self), "epoch_losses": list(self.epoch_losses), "num_examples": finite(self.num_examples)}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of one model on one set of examples."""
+
+    num_examples: int
+    metrics: dict[str, float] | None  # loss and the task's metrics; None where nothing could be measured
+    reason: str | None = None
+
+    def record(self, round: int, client: int) -> dict[str, Any]:
+        """The line of clients.jsonl that says how the global model does on this client's held-out examples."""
+        return {"kind": "evaluate", "round": round, "client": client, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in one round. Fields that could not be measured are None, and a reason says why."""
+
+    round: int
+    lr: float
+    cohort: tuple[int, ...]  # who was asked
+    accepted: tuple[int, ...]
+    refused: tuple[dict[str, Any], ...]  # client, code, reason, message
+    absent: tuple[int, ...]  # asked, and did not answer
+    train_loss: float | None
+    test: dict[str, float] | None
+    test_reason: str | None
+    validation: dict[str, float] | None
+    validation_reason: str | None
+    update_norm: float | None  # |w_{t+1} - w_t|
+    drift: float | None  # mean over the accepted of |w_{i,K} - w_{t+1}|^2
+    pairwise_cosine: float | None  # mean over pairs of accepted deltas
+    gradients: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    model_kept: bool  # True: nothing was accepted and the model is the old one
+    reason: str | None
+
+    def record(self) -> dict[str, Any]:
+        """The line of rounds.jsonl."""
+        return asdict(self)

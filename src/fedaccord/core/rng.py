@@ -1,0 +1,34 @@
+"""Named random streams: every draw of a run comes from `stream(seed, *names)`, so no draw depends on what was drawn before it.
+
+A stream is fixed by its names alone: neither the order of clients, nor another run in the same process, nor a resume can move it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+Name = str | int
+
+
+def _key(seed: int, names: tuple[Name, ...]) -> int:
+    """128 bits from the seed and the names; the type of a name counts, so "1" and 1 are two streams."""
+    text = "\x1f".join([str(int(seed)), *(f"{type(name).__name__}:{name}" for name in names)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+def stream(seed: int, *names: Name) -> np.random.Generator:
+    """A numpy generator for the draws called `names`, e.g. ``stream(seed, "batches", round, client)``."""
+    return np.random.Generator(np.random.PCG64(_key(seed, names)))
+
+
+def torch_seed(seed: int, *names: Name) -> int:
+    """A 63-bit seed for torch's generators, from the same names."""
+    return _key(seed, names) & (2**63 - 1)
+
+
+def torch_stream(seed: int, *names: Name) -> torch.Generator:
+    """A CPU torch generator for the draws called `names`."""
+    return torch.Generator().manual_seed(torch_seed(seed, *names))

@@ -1,0 +1,67 @@
+"""State is a tree: a tensor, a NamedTuple of states, a dict of states, or () for none. These functions walk it.
+
+The paths of the leaves ("server.w") name the arrays on disk and on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedaccord.core.errors import StorageError
+
+State = Any  # a tree as above; each algorithm documents its own
+
+
+def map_state(function: Callable[..., Tensor], first: State, *others: State) -> State:
+    """Apply `function` leaf by leaf; all trees have the shape of the first."""
+    if isinstance(first, Tensor):
+        return function(first, *others)
+    if isinstance(first, dict):
+        return {key: map_state(function, value, *(o[key] for o in others)) for key, value in first.items()}
+    parts = [map_state(function, *each) for each in zip(first, *others, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def children(state: State) -> dict[str, State]:
+    """The named parts of one level of the tree; empty for a leaf and for ()."""
+    if isinstance(state, dict):
+        return state
+    if hasattr(state, "_asdict"):
+        return dict(state._asdict())
+    return {} if isinstance(state, Tensor) else {str(i): part for i, part in enumerate(state)}
+
+
+def to_arrays(state: State, path: str = "") -> dict[str, Tensor]:
+    """The tree's leaves by path."""
+    if isinstance(state, Tensor):
+        return {path: state}
+    arrays: dict[str, Tensor] = {}
+    for name, part in children(state).items():
+        arrays |= to_arrays(part, f"{path}.{name}" if path else name)
+    return arrays
+
+
+def from_arrays(like: State, arrays: dict[str, Tensor], path: str = "") -> State:
+    """The inverse of `to_arrays`, in the shape of `like`. E110 names a leaf that is missing or of another shape or dtype."""
+    if isinstance(like, Tensor):
+        found = arrays.get(path)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            seen = "missing" if found is None else f"{tuple(found.shape)} {found.dtype}"
+            raise StorageError(
+                "E110",
+                f"{path!r} is {seen}, expected {tuple(like.shape)} {like.dtype}",
+                remedy="The state belongs to another model or method",
+            )
+        return found
+    parts = {name: from_arrays(part, arrays, f"{path}.{name}" if path else name) for name, part in children(like).items()}
+    if isinstance(like, dict):
+        return parts
+    return type(like)(**parts) if hasattr(like, "_fields") else tuple(parts.values())
+
+
+def num_bytes(state: State) -> int:
+    """Bytes of all leaves: what the tree costs in memory and, uncompressed, on the wire."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in to_arrays(state).values())

@@ -1,0 +1,147 @@
+"""A module <-> a flat vector w [d] and its buffers.
+
+Everything above this file sees one array a model: rules read like their papers, and clipping, noise, similarity and storage need no
+loop over layers. Trainable parameters are in w, each once however often it is shared; frozen parameters stay inside the module;
+persistent buffers (batch-norm statistics and their integer counters) ride beside w under their own names, shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedaccord.core.errors import ConfigError, DataError
+
+Buffers = dict[str, Tensor]  # name -> tensor in its own shape and dtype
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable parameter lives inside w, in the order of `module.named_parameters()`."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of a module's trainable parameters. E112 where there are none, or of several dtypes."""
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not named:
+            raise ConfigError(
+                "E112", "the model has no trainable parameter", type(module).__name__, "Set requires_grad on what is to be trained"
+            )
+        dtypes = {p.dtype for p in named.values()}
+        if len(dtypes) > 1:
+            raise ConfigError(
+                "E112", f"trainable parameters have several dtypes: {sorted(map(str, dtypes))}", remedy="Cast the model to one dtype"
+            )
+        shapes = tuple(p.shape for p in named.values())
+        return cls(tuple(named), shapes, tuple(s.numel() for s in shapes), dtypes.pop())
+
+    @property
+    def size(self) -> int:
+        """d, the number of trainable weights."""
+        return sum(self.sizes)
+
+    def slices(self) -> dict[str, slice]:
+        """Parameter name -> its slice of w."""
+        out, start = {}, 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            out[name] = slice(start, start + size)
+            start += size
+        return out
+
+    def unflatten(self, w: Tensor) -> dict[str, Tensor]:
+        """Views of w [d], not copies, by name and in their shapes."""
+        return {n: part.view(s) for n, s, part in zip(self.names, self.shapes, w.split(self.sizes), strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `unflatten`: named tensors -> w [d]. E112 names the first that does not fit."""
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if name not in tensors:
+                raise DataError(
+                    "E112", f"the model has {name!r} {tuple(shape)}, the weights lack it", remedy="Give weights of the same model"
+                )
+            if tensors[name].shape != shape:
+                raise DataError("E112", f"{name!r} is {tuple(shape)} in the model and {tuple(tensors[name].shape)} in the weights")
+        return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
+
+    def name_of(self, index: int) -> str:
+        """The parameter that weight number `index` belongs to."""
+        return next(name for name, part in self.slices().items() if part.start <= index < part.stop)
+
+
+def vector_of(module: nn.Module) -> Tensor:
+    """The module's trainable weights as a new flat vector w [d]."""
+    return Layout.of(module).flatten(dict(module.named_parameters()))
+
+
+def buffers_of(module: nn.Module) -> Buffers:
+    """Copies of the module's persistent buffers."""
+    persistent = module.state_dict().keys()
+    return {name: b.detach().clone() for name, b in module.named_buffers() if name in persistent}
+
+
+def load_into(module: nn.Module, w: Tensor, buffers: Buffers) -> nn.Module:
+    """Write w [d] and buffers into a module, in place; returns the module."""
+    layout = Layout.of(module)
+    if w.shape != (layout.size,):
+        raise DataError("E112", f"the model has {layout.size} trainable weights, the vector has shape {tuple(w.shape)}")
+    parameters, own = dict(module.named_parameters()), dict(module.named_buffers())
+    with torch.no_grad():
+        for name, value in layout.unflatten(w).items():
+            parameters[name].copy_(value)
+        for name, value in buffers.items():
+            own[name].copy_(value)
+    return module
+
+
+class FlatModel:
+    """A module as a function: (w [d], buffers, x [B, ...]) -> outputs [B, ...]. Owns a private copy of the module.
+
+    Parameters are swapped for views of w, so the backward pass of w is one concatenation. Buffers are used in place: in training mode a
+    batch-norm layer moves the tensors given to it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.layout = Layout.of(module)
+        self.module = copy.deepcopy(module)
+        self.initial_w = vector_of(module)
+        self.initial_buffers = buffers_of(module)
+        self._parameter_slots = _slots(self.module, "_parameters", self.layout.names)
+        self._buffer_slots = _slots(self.module, "_buffers", tuple(self.initial_buffers))
+        self._modes = [(part, part.training) for part in self.module.modules()]
+
+    def train(self, mode: bool) -> None:
+        """Training or evaluation mode; a part that the user froze in evaluation mode stays in it."""
+        for part, was_training in self._modes:
+            part.training = mode and was_training
+
+    def __call__(self, w: Tensor, buffers: Buffers, x: Tensor) -> Tensor:
+        layout = self.layout
+        for slots, part, shape in zip(self._parameter_slots, w.split(layout.sizes), layout.shapes, strict=True):
+            view = part.view(shape)
+            for place, key in slots:
+                place[key] = view
+        for slots, value in zip(self._buffer_slots, buffers.values(), strict=True):
+            for place, key in slots:
+                place[key] = value
+        outputs: Tensor = self.module(x)
+        return outputs
+
+
+def _slots(module: nn.Module, kind: str, names: tuple[str, ...]) -> list[list[tuple[dict[str, Tensor], str]]]:
+    """For each name, every (dictionary, key) of the module tree that holds this very tensor: more than one where it is shared."""
+    by_identity: dict[int, list[tuple[dict[str, Tensor], str]]] = {}
+    for part in module.modules():
+        place: dict[str, Tensor] = getattr(part, kind)
+        for key, tensor in place.items():
+            by_identity.setdefault(id(tensor), []).append((place, key))
+    named = dict(module.named_parameters() if kind == "_parameters" else module.named_buffers())
+    return [by_identity[id(named[name])] for name in names]

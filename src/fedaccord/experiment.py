@@ -1,0 +1,255 @@
+"""One experiment: its sections as dataclasses, and how they become a federation that is ready to run.
+
+A section is a part of the package, a key is a field. `config.py` reads the sections from TOML; `fedaccord.run` takes them as Python
+objects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from annotated_types import Ge, Lt
+from torch import Tensor
+
+from fedaccord.aggregation.guard import Guard
+from fedaccord.aggregation.policy import POLICIES, BySize, Policy
+from fedaccord.algorithms import REGISTRY, FedAvg
+from fedaccord.core.algorithm import Algorithm, Count, Positive, PositiveCount
+from fedaccord.core.errors import ConfigError, DataError, PartitionError
+from fedaccord.core.local import LocalPlan, upload_template
+from fedaccord.core.optimizer import LOCAL_OPTIMIZERS, LocalOptimizer
+from fedaccord.core.reports import Evaluation
+from fedaccord.core.rng import stream
+from fedaccord.core.schedule import SCHEDULES, Schedule
+from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS, ServerOptimized, ServerOptimizer
+from fedaccord.core.state import num_bytes
+from fedaccord.core.vector import Buffers, FlatModel
+from fedaccord.federation import Federation, RunState, Target
+from fedaccord.partition import IID, SCHEMES, Attributes, Partition, Partitioner, label_counts, summary
+from fedaccord.runtime.evaluation import evaluate
+from fedaccord.runtime.population import Population
+from fedaccord.runtime.sequential import Sequential
+from fedaccord.runtime.states import ClientStates, InMemory, MemoryMapped
+from fedaccord.sampling import SAMPLERS, Sampler, Uniform
+from fedaccord.tasks import Examples, Task
+from fedaccord.tasks.memory import available_memory
+
+HeldOut = Annotated[float, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """Who counts for how much, and what happens to batch-norm statistics and other buffers."""
+
+    policy: Policy = field(default_factory=BySize)
+    buffers: Literal["average", "local"] = "average"  # local: each client keeps its own and sends none (SiloBN)
+    max_examples: Positive | None = None  # the largest sample count that a client may report; default: the training examples of the task
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Where clients run and what they keep lies."""
+
+    name: Literal["sequential"] = "sequential"
+    state: Literal["memory", "memory_mapped"] = "memory"
+    debug: bool = False  # stop at the first non-finite value, naming client, round and step
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long, how many, how often."""
+
+    rounds: PositiveCount = 100
+    seed: Count = 0
+    cohort: Sampler = field(default_factory=Uniform)
+    client_test: HeldOut = 0.1  # share of each client's examples that only measure
+    client_validation: HeldOut = 0.0  # share of each client's examples for its own choices (dynamic_sam's probe in warm-up)
+    evaluate_every: PositiveCount = 1  # rounds
+    evaluate_clients_every: Count = 0  # rounds; 0: after the last round only
+    checkpoint_every: PositiveCount = 10  # rounds
+    keep_weights: bool = True  # the global model after every round, not the last one only
+    stop_metric: str = "accuracy"
+    stop_at: float | None = None  # end early once the validation metric reaches this
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All sections of one run."""
+
+    partition: Partitioner = field(default_factory=lambda: IID(clients=10))
+    algorithm: Algorithm = field(default_factory=FedAvg)
+    local: LocalPlan = field(default_factory=LocalPlan)
+    server_optimizer: ServerOptimizer | None = None
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+
+class Prepared(NamedTuple):
+    """An experiment with its data: ready to run."""
+
+    federation: Federation
+    start: RunState
+    model: FlatModel
+    data: Population
+    partition: Partition
+
+
+def prepare(experiment: Experiment, task: Task, initial: Tensor | None = None, state_folder: Path | None = None) -> Prepared:
+    """Draw the partition, build the model and put the rooms together.
+
+    initial: weights [d] instead of the model's own; state_folder: where memory-mapped client state lies. Raises E307 where the data or the
+    clients' state would not fit in memory, E306 where model and data do not fit each other, partition errors as they come.
+    """
+    run, seed = experiment.run, experiment.run.seed
+    task.check()
+    model = FlatModel(task.build_model(seed))
+    data, partition = share_out(experiment, task)
+    w = model.initial_w if initial is None else _checked_initial(initial, model)
+    algorithm = experiment.algorithm
+    if experiment.server_optimizer:
+        algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
+    has_local_buffers = experiment.aggregation.buffers == "local" and bool(model.initial_buffers)
+    like = (algorithm.init_client(w), model.initial_buffers if has_local_buffers else {})
+    states = _states(experiment, like, len(data), state_folder)
+    runtime = Sequential(model, task.loss, task.metrics, data, states, local_buffers=has_local_buffers, debug=experiment.runtime.debug)
+    max_examples = experiment.aggregation.max_examples or task.num_examples
+    guard = Guard(upload_template(algorithm, w), {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
+    if run.stop_at is not None and task.validation is None:
+        remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
+        raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
+    federation = Federation(
+        algorithm=algorithm,
+        runtime=runtime,
+        guard=guard,
+        plan=experiment.local,
+        rounds=run.rounds,
+        seed=seed,
+        evaluate_test=_evaluator(model, task, task.test, "test", has_local_buffers),
+        evaluate_validation=_evaluator(model, task, task.validation, "validation", has_local_buffers),
+        sampler=run.cohort,
+        policy=experiment.aggregation.policy,
+        evaluate_every=run.evaluate_every,
+        evaluate_clients_every=run.evaluate_clients_every,
+        stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=run.stop_metric == "loss"),
+    )
+    return Prepared(federation, federation.start(w, model.initial_buffers), model, data, partition)
+
+
+def share_out(experiment: Experiment, task: Task) -> tuple[Population, Partition]:
+    """The partition of this seed, and each client's rows for training, for its own choices, and for measuring."""
+    run, seed = experiment.run, experiment.run.seed
+    attributes = Attributes(task.num_examples, task.labels, task.ids, task.site)
+    partition = experiment.partition.split(attributes, stream(seed, "partition"))
+    if not len(partition.shards):
+        raise PartitionError("E311", "the partition has no clients", "partition")
+    rest, held_out = partition.holdout(run.client_test, task.labels, stream(seed, "client-test"))
+    of_rest = Partition(rest, duplicates=partition.duplicates)
+    train, validation = of_rest.holdout(run.client_validation, task.labels, stream(seed, "client-validation"))
+    x = task.train.x if partition.noise is None else _noisy(task.train.x, partition, seed)
+    return Population(x, task.train.y, train, validation, held_out, seed), partition
+
+
+def _noisy(x: Tensor, partition: Partition, seed: int) -> Tensor:
+    """Inputs with each client's own Gaussian noise, drawn once: an example looks the same in every epoch."""
+    assert partition.noise is not None
+    require_memory(x.numel() * x.element_size(), "a noisy copy of the inputs", "Use fewer examples")
+    noisy = x.clone()
+    for client, std in enumerate(partition.noise):
+        rows = torch.from_numpy(partition.shards[client])
+        drawn = stream(seed, "feature-noise", client).standard_normal((len(rows), *x.shape[1:]), dtype=np.float32)
+        noisy[rows] += float(std) * torch.from_numpy(drawn).to(x.dtype)
+    return noisy
+
+
+def _checked_initial(initial: Tensor, model: FlatModel) -> Tensor:
+    w = torch.as_tensor(initial).detach().to(model.layout.dtype).reshape(-1).clone()
+    if len(w) != model.layout.size:
+        raise ConfigError("E112", f"the initial weights have {len(w)} numbers, the model has {model.layout.size}", "initial")
+    if not torch.isfinite(w).all():
+        raise ConfigError("E112", "the initial weights hold NaN or Inf", "initial")
+    return w
+
+
+def _states(experiment: Experiment, like: Any, population: int, folder: Path | None) -> ClientStates:
+    if experiment.runtime.state == "memory_mapped" and num_bytes(like):
+        if folder is None:
+            raise ConfigError(
+                "E208", "memory-mapped client state needs a folder", "runtime.state", "Give the run a folder, or use state = 'memory'"
+            )
+        return MemoryMapped(like, population, folder / "clients")
+    require_memory(population * num_bytes(like), f"the state of {population} clients", "Set runtime.state = 'memory_mapped'")
+    return InMemory(like)
+
+
+def require_memory(needed: int, what: str, remedy: str) -> None:
+    """E307 where `needed` bytes are more than the machine has free."""
+    available = available_memory()
+    if needed > available:
+        raise DataError("E307", f"{what} would take {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are free", remedy=remedy)
+
+
+def _evaluator(model: FlatModel, task: Task, examples: Examples | None, split: str, has_local_buffers: bool) -> Any:
+    if examples is None or len(examples) == 0:
+        return partial(_unmeasured, f"the task has no {split} data")
+    if has_local_buffers:
+        return partial(_unmeasured, "buffers are local to the clients: see their own metrics")
+
+    def measure(w: Tensor, buffers: Buffers) -> Evaluation:
+        return evaluate(model, w, buffers, examples.x, examples.y, task.loss, task.metrics)
+
+    return measure
+
+
+def _unmeasured(reason: str, w: Tensor, buffers: Buffers) -> Evaluation:
+    return Evaluation(0, None, reason)
+
+
+def partition_summary(experiment: Experiment, task: Task, partition: Partition) -> dict[str, Any]:
+    """partition.json: who has how much of what, before anything is held out."""
+    counts = label_counts(partition.shards, task.labels, task.num_classes) if task.labels is not None and task.num_classes else None
+    figures = summary(partition.shards, task.labels, task.num_classes)
+    return {
+        "scheme": repr(experiment.partition),
+        "clients": len(partition.shards),
+        "sizes": partition.shards.sizes.tolist(),
+        "label_counts": None if counts is None else counts.tolist(),
+        "class_names": None if task.class_names is None else list(task.class_names),
+        "notes": list(partition.notes),
+        "measures": {name: value for name, value in figures.items() if value is not None and math.isfinite(value)},
+    }
+
+
+CHOICES: dict[type, dict[str, type]] = {  # a field of this type is written as a table whose `name` picks the class
+    Algorithm: dict(REGISTRY),
+    Partitioner: dict(SCHEMES),
+    LocalOptimizer: LOCAL_OPTIMIZERS,
+    Schedule: SCHEDULES,
+    ServerOptimizer: SERVER_OPTIMIZERS,
+    Policy: POLICIES,
+    Sampler: SAMPLERS,
+}
+
+
+def plain(value: Any) -> Any:
+    """An experiment, or a part of it, as the nested tables of the TOML file: every default written out, None left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        table = {each.name: plain(getattr(value, each.name)) for each in fields(value) if getattr(value, each.name) is not None}
+        if isinstance(value, Experiment | Aggregation | RuntimeOptions | RunOptions | LocalPlan):
+            return table
+        names = [name for registry in CHOICES.values() for name, kind in registry.items() if kind is type(value)]
+        return {"name": names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}", **table}
+    if isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(each) for each in value]
+    return {"name": f"{type(value).__module__}:{type(value).__qualname__}"}

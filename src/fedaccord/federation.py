@@ -1,0 +1,198 @@
+"""One round, and the run of many: the only round loop in the project."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.aggregation.geometry import geometry
+from fedaccord.aggregation.guard import Guard
+from fedaccord.aggregation.policy import BySize, Policy
+from fedaccord.aggregation.sums import mean_buffers, weighted_sum
+from fedaccord.core.algorithm import Algorithm, Cohort
+from fedaccord.core.errors import UploadError
+from fedaccord.core.local import LocalPlan
+from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite
+from fedaccord.core.state import State, num_bytes, to_arrays
+from fedaccord.core.vector import Buffers
+from fedaccord.runtime.base import ClientUpload, Runtime
+from fedaccord.sampling import Sampler, Uniform
+
+Evaluator = Callable[[Tensor, Buffers], Evaluation]  # (w [d], buffers) -> metrics on data of the server
+
+
+class RunState(NamedTuple):
+    """All that the next round needs, beside what the clients keep. Random streams are named by the round, so they have no state."""
+
+    round: int  # the last round done; 0 before the first
+    server: State  # of the algorithm; `server.w` is the global model
+    buffers: Buffers
+
+
+class RoundResult(NamedTuple):
+    state: RunState
+    report: RoundReport
+    clients: tuple[ClientReport, ...]  # of everyone who answered, in client order
+    evaluations: tuple[tuple[int, Evaluation], ...]  # (client, metrics of the new global model on its held-out examples)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Stop early once `metric` on the validation data is at least (or, falling, at most) `value`."""
+
+    metric: str
+    value: float
+    falling: bool = False
+
+    def reached(self, metrics: dict[str, float] | None) -> bool:
+        found = (metrics or {}).get(self.metric)
+        return found is not None and (found <= self.value if self.falling else found >= self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """One experiment, ready to run: who trains what, where, and who counts for how much."""
+
+    algorithm: Algorithm
+    runtime: Runtime
+    guard: Guard
+    plan: LocalPlan
+    rounds: int
+    seed: int
+    evaluate_test: Evaluator
+    evaluate_validation: Evaluator
+    sampler: Sampler = field(default_factory=Uniform)
+    policy: Policy = field(default_factory=BySize)
+    evaluate_every: int = 1  # rounds between evaluations on the server; the last round is always evaluated
+    evaluate_clients_every: int = 0  # rounds between evaluations on all clients' held-out examples; 0 = after the last round only
+    stop_at: Target | None = None
+
+    def start(self, w: Tensor, buffers: Buffers) -> RunState:
+        """The state before round 1."""
+        return RunState(0, self.algorithm.init_server(w), buffers)
+
+    def run(self, state: RunState) -> Iterator[RoundResult]:
+        """The rounds after `state.round`, one by one, until the last or until the target is reached."""
+        while state.round < self.rounds:
+            result = self.round(state)
+            yield result
+            state = result.state
+            if self.stop_at and self.stop_at.reached(result.report.validation):
+                return
+
+    def round(self, state: RunState) -> RoundResult:
+        """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
+        started, t = time.perf_counter(), state.round + 1
+        lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
+        cohort = self.sampler.draw(t, self.runtime.population, self.seed)
+        sent = self.algorithm.broadcast(state.server)
+        answers = sorted(
+            self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr), key=lambda answer: answer.client
+        )
+
+        refusals = {answer.client: self._refusal(answer) for answer in answers}
+        passed = [answer for answer in answers if refusals[answer.client] is None]
+        weights = self._weights(passed)
+        counted = [(answer, weight) for answer, weight in zip(passed, weights, strict=True) if weight > 0]
+        new, reason = self._updated(state, counted, t)
+        if new is None:
+            new, counted = state._replace(round=t), []
+        self.runtime.settle({answer.client for answer, _ in counted})
+
+        clients, shape = self._client_reports(answers, counted, refusals, state, new)
+        is_last = t == self.rounds
+        test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
+        every = self.evaluate_clients_every
+        ids = range(self.runtime.population) if is_last or (every and t % every == 0) else range(0)
+        evaluations = self.runtime.evaluate(new.server.w, new.buffers, ids) if len(ids) else []
+        losses = [report.loss for report in clients if report.accepted and report.loss is not None]
+        answered = {answer.client for answer in answers}
+        report = RoundReport(
+            round=t,
+            lr=lr,
+            cohort=cohort,
+            accepted=tuple(answer.client for answer, _ in counted),
+            refused=tuple({"client": c, "code": r.code, "reason": r.reason, "message": str(r)} for c, r in refusals.items() if r),
+            absent=tuple(client for client in cohort if client not in answered),
+            train_loss=sum(losses) / len(losses) if losses else None,
+            test=test.metrics,
+            test_reason=test.reason,
+            validation=validation.metrics,
+            validation_reason=validation.reason,
+            update_norm=finite(float((new.server.w - state.server.w).norm())),
+            drift=shape.drift,
+            pairwise_cosine=finite(shape.pairwise_cosine),
+            gradients=sum(answer.report.gradients for answer in answers),
+            bytes_up=sum(answer.report.bytes_up for answer in answers),
+            bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(state.buffers)),
+            seconds=time.perf_counter() - started,
+            model_kept=reason is not None,
+            reason=reason,
+        )
+        return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)))
+
+    def _refusal(self, answer: ClientUpload) -> UploadError | None:
+        return answer.error or self.guard.refusal(answer.client, answer.upload, answer.buffers, answer.report)
+
+    def _weights(self, passed: Sequence[ClientUpload]) -> list[float]:
+        """Shares of the accepted uploads, summing to 1; all 0 where the policy leaves nobody in."""
+        reports = [answer.report for answer in passed]
+        if not reports:
+            return []
+        weights = self.policy.weigh(reports) * self.algorithm.confidence(reports)
+        total = float(weights.sum())
+        return [float(weight) / total for weight in weights] if total > 0 else [0.0] * len(reports)
+
+    def _updated(self, state: RunState, counted: Sequence[tuple[ClientUpload, float]], t: int) -> tuple[RunState | None, str | None]:
+        """The state after this round's uploads; None and the reason where the old model has to stay."""
+        if not counted:
+            return None, "no usable upload"
+        uploads, weights = [answer.upload for answer, _ in counted], [weight for _, weight in counted]
+        size = len(counted)
+        cohort = Cohort(weighted_sum(uploads, weights), weighted_sum(uploads, [1 / size] * size), size, self.runtime.population)
+        server = self.algorithm.update(state.server, cohort)
+        buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
+        if not all(torch.isfinite(leaf).all() for leaf in to_arrays((server, buffers)).values()):
+            return None, "the aggregate is not finite"
+        return RunState(t, server, buffers), None
+
+    def _client_reports(
+        self,
+        answers: Sequence[ClientUpload],
+        counted: Sequence[tuple[ClientUpload, float]],
+        refusals: dict[int, UploadError | None],
+        old: RunState,
+        new: RunState,
+    ) -> tuple[tuple[ClientReport, ...], _Shape]:
+        deltas = [answer.upload.delta for answer, _ in counted]
+        weights = [weight for _, weight in counted]
+        mean = weighted_sum(deltas, weights) if deltas else torch.zeros_like(old.server.w)
+        shape = geometry(deltas, mean, old.server.w, new.server.w)
+        place = {answer.client: i for i, (answer, _) in enumerate(counted)}
+        reports = []
+        for answer in answers:
+            refusal, i = refusals[answer.client], place.get(answer.client)
+            if i is None:
+                code, reason = (refusal.code, refusal.reason) if refusal else (None, None)
+                reports.append(replace(answer.report, code=code, reason=reason))
+            else:
+                norm, cosine, drift = finite(shape.norms[i]), finite(shape.cosines[i]), finite(shape.drifts[i])
+                reports.append(replace(answer.report, accepted=True, weight=weights[i], update_norm=norm, cosine=cosine, drift=drift))
+        drifts = [drift for drift in shape.drifts if math.isfinite(drift)]
+        return tuple(reports), _Shape(sum(drifts) / len(drifts) if drifts else None, shape.pairwise_cosine)
+
+    def _evaluated(self, evaluate: Evaluator, new: RunState, t: int) -> Evaluation:
+        if t % self.evaluate_every and t != self.rounds:
+            return Evaluation(0, None, f"evaluated every {self.evaluate_every} rounds")
+        return evaluate(new.server.w, new.buffers)
+
+
+class _Shape(NamedTuple):
+    drift: float | None
+    pairwise_cosine: float | None

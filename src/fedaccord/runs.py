@@ -1,0 +1,322 @@
+"""What a run leaves on disk, and how it is taken up again.
+
+    experiment.toml      resolved, every default written out, and where each value came from
+    provenance.json      commit, versions, seed, data hash
+    partition.json       sizes and label counts of the clients
+    status.json          state, round, error
+    rounds.jsonl         one line a round
+    clients.jsonl        one line a (round, client)
+    weights/0007.safetensors    where asked: the global model after each round
+    checkpoints/0400/    server.safetensors, clients.safetensors, progress.json; written aside, then renamed
+    clients/             memory-mapped client state
+
+A checkpoint names the lengths of the two .jsonl files, so a resumed run drops the lines that came after it. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import tomlkit
+from safetensors.torch import load_file, save_file
+
+from fedaccord.core.errors import ConfigError, FedaccordError, StorageError
+from fedaccord.core.reports import ClientReport, Evaluation, RoundReport
+from fedaccord.core.state import State, from_arrays, to_arrays
+
+KEPT_CHECKPOINTS = 2
+
+
+@dataclass
+class Record:
+    """A run as plain data: what reports, tables and `show` read."""
+
+    experiment: dict[str, Any]  # resolved, nested by section
+    sources: dict[str, str] = field(default_factory=dict)  # "algorithm.rho" -> default | file | environment | command line | call
+    provenance: dict[str, Any] = field(default_factory=dict)
+    partition: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path | None = None
+
+    def add(self, report: RoundReport, clients: tuple[ClientReport, ...], evaluations: tuple[tuple[int, Evaluation], ...]) -> None:
+        """Append one round."""
+        round_line, client_lines = lines_of(report, clients, evaluations)
+        self.rounds.append(round_line)
+        self.clients.extend(client_lines)
+
+
+def lines_of(
+    report: RoundReport, clients: tuple[ClientReport, ...], evaluations: tuple[tuple[int, Evaluation], ...]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The line of rounds.jsonl and those of clients.jsonl. Tuples become lists, as they come back from disk."""
+    client_lines = [each.record() for each in clients] + [each.record(report.round, client) for client, each in evaluations]
+    round_line: dict[str, Any] = json.loads(json.dumps(report.record(), allow_nan=False))
+    return round_line, client_lines
+
+
+@contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Turns the operating system's complaints about `path` into our errors."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = "Free some space, then: fedaccord resume RUN. Nothing before the last checkpoint is lost"
+            raise StorageError("E321", f"the disk is full ({problem.strerror})", str(path), remedy) from problem
+        raise StorageError(
+            "E323", f"{type(problem).__name__}: {problem.strerror or problem}", str(path), "Check the path and its permissions"
+        ) from problem
+
+
+class RunFolder:
+    """One run's folder, opened by the process that runs it: a lock keeps a second process out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path, record: Record, experiment_toml: str | None = None) -> RunFolder:
+        """A new run. E211 where the folder holds one already. experiment_toml: the file's text, default the record's tables as they are."""
+        with storage(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if any(each.name != "clients" for each in path.iterdir()):  # memory-mapped state is laid out first, empty
+                raise ConfigError("E211", "the folder is not empty", str(path), "Choose another --out, or: fedaccord resume RUN")
+            folder = cls(path)
+            folder.lock()
+            (path / "checkpoints").mkdir()
+            _write(path / "experiment.toml", tomlkit.dumps(record.experiment) if experiment_toml is None else experiment_toml)
+            for name, content in (("provenance", record.provenance), ("partition", record.partition), ("sources", record.sources)):
+                _write(path / f"{name}.json", json.dumps(content, indent=1))
+            for name in ("rounds.jsonl", "clients.jsonl"):
+                (path / name).touch()
+        folder.set_status({"state": "running", "round": 0, "rounds": record.experiment["run"]["rounds"], "error": None})
+        return folder
+
+    def lock(self) -> None:
+        """Take the run for this process. E212 where another one holds it."""
+        with storage(self.path):
+            self._lock = (self.path / ".lock").open("w")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._lock = None
+                raise ConfigError("E212", "another process is running it", str(self.path), "Wait for it, or: fedaccord stop RUN") from None
+
+    def close(self) -> None:
+        """Let go of the run."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def set_status(self, status: dict[str, Any]) -> None:
+        """state (running, finished, stopped, interrupted, failed), round, rounds, error; the run's short id is added."""
+        with storage(self.path):
+            _replace(self.path / "status.json", json.dumps({"run_id": short_id(self.path), **status}))
+
+    def check_same(self, record: Record) -> Record:
+        """The run as it was; E212 where the experiment or the data are not the ones it began with."""
+        earlier = read(self.path)
+        now = json.loads(json.dumps(record.experiment))
+        changed = sorted(_differences(earlier.experiment, now))
+        if earlier.provenance.get("data_hash") != record.provenance.get("data_hash"):
+            changed.append("the data")
+        if changed:
+            raise ConfigError(
+                "E212",
+                f"changed since the run began: {', '.join(changed)}",
+                str(self.path),
+                "Resume with what it began with, or start a new run",
+            )
+        return earlier
+
+    def records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The lines of rounds.jsonl and clients.jsonl."""
+        return list(read_lines(self.path / "rounds.jsonl")), list(read_lines(self.path / "clients.jsonl"))
+
+    def append(self, round_line: dict[str, Any], client_lines: list[dict[str, Any]]) -> None:
+        """One round's records; NaN is a fault of ours."""
+        with storage(self.path):
+            for name, lines in (("rounds.jsonl", [round_line]), ("clients.jsonl", client_lines)):
+                with (self.path / name).open("a") as file:
+                    file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+    def keep_weights(self, round: int, w: State) -> None:
+        """Store the global model [d] after `round`."""
+        with storage(self.path):
+            (self.path / "weights").mkdir(exist_ok=True)
+            _save_arrays({"w": w}, self.path / "weights" / f"{round:06d}.safetensors")
+
+    def weights(self, round: int) -> State:
+        """The global model [d] after `round`. E210 where it was not kept."""
+        path = self.path / "weights" / f"{round:06d}.safetensors"
+        if not path.exists():
+            raise ConfigError("E210", f"the weights of round {round} were not kept", str(self.path), "Set run.keep_weights = true")
+        return load_file(path)["w"]
+
+    def checkpoint(self, round: int, state: State, save_clients: Callable[[Path], None], committed: Callable[[Path], None]) -> None:
+        """Make `round` the point that a resume starts from. Whole or not at all, whenever the process dies."""
+        final = self.path / "checkpoints" / f"{round:06d}"
+        aside = final.with_name(f".{final.name}.tmp")
+        with storage(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            save_clients(aside)
+            _save_arrays(to_arrays(state), aside / "server.safetensors")
+            lengths = {name: (self.path / name).stat().st_size for name in ("rounds.jsonl", "clients.jsonl")}
+            _write(aside / "progress.json", json.dumps({"round": round, "lengths": lengths}))
+            for file in [*aside.iterdir(), *(self.path / name for name in lengths)]:
+                _to_disk(file)
+            if final.exists():  # the run was resumed from an older checkpoint and came here again
+                shutil.rmtree(final)
+            aside.rename(final)
+            _to_disk(final.parent)
+        committed(final)
+        for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def checkpoints(self) -> list[Path]:
+        """Valid checkpoints, oldest first."""
+        return sorted(path for path in (self.path / "checkpoints").glob("[0-9]*") if path.is_dir())
+
+    def restore(self, like: State, restore_clients: Callable[[Path], None]) -> tuple[int, State]:
+        """(round, state) of the newest checkpoint; (0, like) before the first. Drops the records that came after it."""
+        found = self.checkpoints()
+        if not found:
+            self._truncate({"rounds.jsonl": 0, "clients.jsonl": 0})
+            return 0, like
+        newest = found[-1]
+        try:
+            progress = json.loads((newest / "progress.json").read_text())
+            state = from_arrays(like, load_file(newest / "server.safetensors"))
+            restore_clients(newest)
+        except FedaccordError:
+            raise
+        except Exception as problem:
+            remedy = "Remove this checkpoint folder to resume from the one before"
+            raise StorageError(
+                "E322", f"the checkpoint cannot be read ({type(problem).__name__}: {problem})", str(newest), remedy
+            ) from problem
+        self._truncate(progress["lengths"])
+        return int(progress["round"]), state
+
+    def _truncate(self, lengths: dict[str, int]) -> None:
+        for name, length in lengths.items():
+            with storage(self.path), (self.path / name).open("r+b") as file:
+                file.truncate(length)
+
+    def ask_to_stop(self) -> None:
+        """Ask the process that runs it to finish its round, save and end."""
+        with storage(self.path):
+            (self.path / "stop").touch()
+
+    def stop_asked(self) -> bool:
+        return (self.path / "stop").exists()
+
+    def clear_stop(self) -> None:
+        (self.path / "stop").unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        """Whether a process holds the run at this moment."""
+        try:
+            with (self.path / ".lock").open("r") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def read(path: Path) -> Record:
+    """The run in this folder, as far as it has come. E210 where there is none, E322 where a file is damaged."""
+    if not (path / "experiment.toml").is_file():
+        raise ConfigError("E210", "no run is here", str(path), "See: fedaccord ls")
+    contents: dict[str, Any] = {}
+    for name in ("provenance", "partition", "status", "sources"):
+        file = path / f"{name}.json"
+        try:
+            contents[name] = json.loads(file.read_text()) if file.exists() else {}
+        except ValueError as problem:
+            raise StorageError("E322", f"{file.name} is not JSON ({problem})", str(path)) from problem
+    experiment = tomllib.loads((path / "experiment.toml").read_text())
+    rounds, clients = RunFolder(path).records()
+    return Record(experiment, contents["sources"], contents["provenance"], contents["partition"], contents["status"], rounds, clients, path)
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Dotted names of the values that differ between two nested tables."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a .jsonl file; a last line that is still being written is left out."""
+    if not path.exists():
+        return
+    with path.open() as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as problem:
+                raise StorageError("E322", f"line {number} is not JSON ({problem})", str(path)) from problem
+
+
+def find(root: Path) -> list[Path]:
+    """The folders of all runs below `root`, oldest first; the runs of one comparison lie under one parent."""
+    found = [
+        path.parent for depth in ("*", "*/*") for path in root.glob(f"{depth}/experiment.toml") if (path.parent / "status.json").exists()
+    ]
+    return sorted(found, key=lambda path: (path / "provenance.json").stat().st_mtime)
+
+
+def short_id(path: Path) -> str:
+    """Four hexadecimal digits that stand for the folder: the end of its name, or a hash of the name where it was chosen by hand."""
+    named = re.search(r"(?:^|_)([0-9a-f]{4})$", path.name)
+    return named[1] if named else hashlib.sha256(path.name.encode()).hexdigest()[:4]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text)
+    aside.rename(path)
+
+
+def _save_arrays(arrays: dict[str, Any], path: Path) -> None:
+    try:
+        save_file({name: array.clone().contiguous() for name, array in arrays.items()}, path)  # two leaves may be one tensor
+    except Exception as problem:  # safetensors wraps the operating system's error in its own
+        if "No space left" in str(problem) or "os error 28" in str(problem):
+            raise OSError(errno.ENOSPC, "No space left on device") from problem
+        raise
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

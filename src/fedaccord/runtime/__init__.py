@@ -1,0 +1,1 @@
+"""Where clients run. One boundary: `Runtime.train`, `evaluate`, `settle`."""

@@ -1,0 +1,40 @@
+"""The clients and their data, in one process: tensors once, and for each client the rows it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.local import LocalPlan
+from fedaccord.core.rng import stream
+from fedaccord.partition import Shards
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Three disjoint shards a client: rows that train, rows for its own choices (`validation`), rows that only measure (`held_out`)."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n, ...]
+    train: Shards
+    validation: Shards
+    held_out: Shards
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def batches(self, client: int, round: int, plan: LocalPlan) -> Iterator[tuple[Tensor, Tensor]]:
+        """The client's mini-batches of this round, from the stream (seed, "batches", round, client)."""
+        rows = torch.from_numpy(self.train[client])
+        for positions in plan.batches(len(rows), stream(self.seed, "batches", round, client)):
+            chosen = rows[torch.from_numpy(positions)]
+            yield self.x[chosen], self.y[chosen]
+
+    def examples(self, shards: Shards, client: int) -> tuple[Tensor, Tensor] | None:
+        """All rows of one of the client's shards; None where it is empty."""
+        rows = torch.from_numpy(shards[client])
+        return (self.x[rows], self.y[rows]) if len(rows) else None

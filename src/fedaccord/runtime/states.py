@@ -1,0 +1,144 @@
+"""What clients keep between rounds: in memory, or one memory-mapped [N, ...] file a field.
+
+Both write a checkpoint that belongs to one round, whatever moment the process is killed in. The memory-mapped store holds new rows
+back until a checkpoint that names them is on disk, and only then writes them into the files; after a crash the rows of the last
+checkpoint are written again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedaccord.core.errors import StorageError
+from fedaccord.core.state import State, from_arrays, to_arrays
+
+FILE = "clients.safetensors"
+
+
+class ClientStates(Protocol):
+    def load(self, client: int) -> State | None:
+        """The client's state; None where it never had an upload accepted."""
+        ...
+
+    def settle(self, new: dict[int, State]) -> None:
+        """The new states of clients whose uploads counted."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write into a checkpoint that is not yet valid."""
+        ...
+
+    def committed(self, folder: Path) -> None:
+        """The checkpoint of the last `save` is valid now, under this name."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Take up the state of this checkpoint."""
+        ...
+
+
+class InMemory:
+    """A dictionary of trees; `like` is one client's state before its first round."""
+
+    def __init__(self, like: State) -> None:
+        self._like = like
+        self._states: dict[int, State] = {}
+
+    def load(self, client: int) -> State | None:
+        return self._states.get(client)
+
+    def settle(self, new: dict[int, State]) -> None:
+        self._states.update(new)
+
+    def save(self, folder: Path) -> None:
+        save_file(_stacked(self._states), folder / FILE)
+
+    def committed(self, folder: Path) -> None:
+        pass
+
+    def restore(self, folder: Path) -> None:
+        self._states = _unstacked(load_file(folder / FILE), self._like)
+
+
+class MemoryMapped:
+    """One sparse file a field, [population, ...]; a client's row costs disk from its first accepted upload on."""
+
+    def __init__(self, like: State, population: int, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._like, self._folder = like, folder
+        leaves = to_arrays(like) | {"_seen": torch.zeros((), dtype=torch.uint8)}
+        self._fields = {name: self._open(folder / f"{name}.bin", leaf, population) for name, leaf in leaves.items()}
+        self._held_back: dict[int, State] = {}
+
+    def _open(self, path: Path, leaf: Tensor, population: int) -> np.memmap[Any, Any]:
+        dtype = leaf.numpy().dtype
+        size = population * max(leaf.numel(), 1) * dtype.itemsize
+        if not path.exists():
+            with path.open("wb") as file:
+                file.truncate(size)
+        elif path.stat().st_size != size:
+            raise StorageError(
+                "E322", f"{path.name} has {path.stat().st_size} bytes, expected {size}", str(path.parent), "It belongs to another run"
+            )
+        return np.memmap(path, dtype=dtype, mode="r+", shape=(population, *leaf.shape))
+
+    def load(self, client: int) -> State | None:
+        if client in self._held_back:
+            return self._held_back[client]
+        if not self._fields["_seen"][client]:
+            return None
+        row = {name: torch.from_numpy(np.array(self._fields[name][client])) for name in to_arrays(self._like)}
+        return from_arrays(self._like, row)
+
+    def settle(self, new: dict[int, State]) -> None:
+        self._held_back.update(new)
+
+    def save(self, folder: Path) -> None:
+        save_file(_stacked(self._held_back), folder / FILE)
+
+    def committed(self, folder: Path) -> None:
+        self._mark.write_text(json.dumps({"checkpoint": folder.name}))
+        self._write(self._held_back)
+        self._held_back = {}
+
+    def restore(self, folder: Path) -> None:
+        applied = json.loads(self._mark.read_text())["checkpoint"] if self._mark.exists() else ""
+        if applied > folder.name:
+            raise StorageError(
+                "E322", f"the client files hold round {applied}, the checkpoint is of round {folder.name}", str(self._folder)
+            )
+        self._write(_unstacked(load_file(folder / FILE), self._like))
+        self._held_back = {}
+
+    @property
+    def _mark(self) -> Path:
+        return self._folder / "applied.json"
+
+    def _write(self, states: dict[int, State]) -> None:
+        for client, state in states.items():
+            for name, leaf in to_arrays(state).items():
+                self._fields[name][client] = leaf.numpy()
+            self._fields["_seen"][client] = 1
+        for field in self._fields.values():
+            field.flush()
+
+
+def _stacked(states: dict[int, State]) -> dict[str, Tensor]:
+    clients = sorted(states)
+    arrays = {"_clients": torch.tensor(clients, dtype=torch.int64)}
+    rows = [to_arrays(states[client]) for client in clients]
+    for name in rows[0] if rows else ():
+        arrays[name] = torch.stack([row[name] for row in rows])
+    return arrays
+
+
+def _unstacked(arrays: dict[str, Tensor], like: State) -> dict[int, State]:
+    clients = arrays.pop("_clients").tolist()
+    return {client: from_arrays(like, {name: stack[i].clone() for name, stack in arrays.items()}) for i, client in enumerate(clients)}

@@ -1,0 +1,5 @@
+"""Events, and where they go."""
+
+from fedaccord.telemetry.events import Event, Tee, Telemetry
+
+__all__ = ["Event", "Tee", "Telemetry"]
