@@ -18,7 +18,7 @@ from fedaccord.aggregation.sums import mean_buffers, weighted_sum
 from fedaccord.core.algorithm import Algorithm, Cohort
 from fedaccord.core.errors import UploadError
 from fedaccord.core.local import LocalPlan
-from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite
+from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, number, finite
 from fedaccord.core.state import State, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
@@ -99,6 +99,7 @@ class Federation:
         refusals = {answer.client: self._refusal(answer) for answer in answers}
         passed = [answer for answer in answers if refusals[answer.client] is None]
         weights = self._weights(passed)
+        refusals |= {answer.client: _left_out(answer.client) for answer, weight in zip(passed, weights, strict=True) if not weight > 0}
         counted = [(answer, weight) for answer, weight in zip(passed, weights, strict=True) if weight > 0]
         new, reason = self._updated(state, counted, t)
         if new is None:
@@ -111,7 +112,7 @@ class Federation:
         every = self.evaluate_clients_every
         ids = range(self.runtime.population) if is_last or (every and t % every == 0) else range(0)
         evaluations = self.runtime.evaluate(new.server.w, new.buffers, ids) if len(ids) else []
-        losses = [report.loss for report in clients if report.accepted and report.loss is not None]
+        losses = [loss for report in clients if report.accepted and (loss := number(report.loss)) is not None]
         answered = {answer.client for answer in answers}
         report = RoundReport(
             round=t,
@@ -128,8 +129,8 @@ class Federation:
             update_norm=finite(float((new.server.w - state.server.w).norm())),
             drift=shape.drift,
             pairwise_cosine=finite(shape.pairwise_cosine),
-            gradients=sum(answer.report.gradients for answer in answers),
-            bytes_up=sum(answer.report.bytes_up for answer in answers),
+            gradients=int(sum(number(answer.report.gradients) or 0 for answer in answers)),
+            bytes_up=int(sum(number(answer.report.bytes_up) or 0 for answer in answers)),
             bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(state.buffers)),
             seconds=time.perf_counter() - started,
             model_kept=reason is not None,
@@ -191,6 +192,10 @@ class Federation:
         if t % self.evaluate_every and t != self.rounds:
             return Evaluation(0, None, f"evaluated every {self.evaluate_every} rounds")
         return evaluate(new.server.w, new.buffers)
+
+
+def _left_out(client: int) -> UploadError:
+    return UploadError("E111", "no_weight", "the policy gave the upload no weight", f"client {client}", "See what the client reports")
 
 
 class _Shape(NamedTuple):

@@ -98,12 +98,17 @@ class RunFolder:
                 raise ConfigError("E211", "the folder is not empty", str(path), "Choose another --out, or: fedaccord resume RUN")
             folder = cls(path)
             folder.lock()
-            (path / "checkpoints").mkdir()
-            _write(path / "experiment.toml", tomlkit.dumps(record.experiment) if experiment_toml is None else experiment_toml)
-            for name, content in (("provenance", record.provenance), ("partition", record.partition), ("sources", record.sources)):
-                _write(path / f"{name}.json", json.dumps(content, indent=1))
-            for name in ("rounds.jsonl", "clients.jsonl"):
-                (path / name).touch()
+            try:
+                (path / "checkpoints").mkdir()
+                for name, content in (("provenance", record.provenance), ("partition", record.partition), ("sources", record.sources)):
+                    _write(path / f"{name}.json", json.dumps(content, indent=1))
+                for name in ("rounds.jsonl", "clients.jsonl"):
+                    (path / name).touch()
+                # Last, and whole or not at all: where this file is, there is a run that can be resumed.
+                _replace(path / "experiment.toml", tomlkit.dumps(record.experiment) if experiment_toml is None else experiment_toml)
+            except BaseException:
+                folder.close()
+                raise
         folder.set_status({"state": "running", "round": 0, "rounds": record.experiment["run"]["rounds"], "error": None})
         return folder
 
@@ -114,7 +119,7 @@ class RunFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._lock = None
+                self.close()
                 raise ConfigError("E212", "another process is running it", str(self.path), "Wait for it, or: fedaccord stop RUN") from None
 
     def close(self) -> None:

@@ -44,6 +44,14 @@ def test_drawing_with_replacement_reaches_the_published_share_of_cifar10(alpha: 
     assert draws[0].duplicates
 
 
+def test_the_copies_of_a_class_that_has_run_out_fall_on_all_clients_alike() -> None:
+    shards = DirichletPerClient(0.1, 60, "with_replacement").split(TEN_CLASSES, stream(2, "copies")).shards
+    twice = np.bincount(shards.indices, minlength=5000)[shards.indices] > 1
+    owners = shards.owners()[twice]
+    assert owners.size > 300
+    assert np.mean((owners >= 20) & (owners < 40)) > 0.2, "dealt client by client, only the first and the last would hold copies"
+
+
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0, 5.0])
 def test_log_dirichlet_has_the_moments_of_a_dirichlet(alpha: float) -> None:
     share = shares(log_dirichlet(alpha, (20_000, 4), stream(1, "moments")), np.ones(4, dtype=bool))
@@ -162,6 +170,12 @@ def test_pathological_labels_with_few_clients_leave_no_label_to_nobody() -> None
         assert np.all((counts > 0).sum(axis=1) == 3) and np.all(counts.sum(axis=0) == 500)
 
 
+def test_the_odd_examples_of_the_labels_do_not_all_go_to_the_first_client() -> None:
+    attributes = Attributes(100, np.arange(100) % 10)  # three holders of each label: 4, 3 and 3
+    firsts = [int(PathologicalLabels(3, 10).split(attributes, stream(seed)).shards.sizes[0]) for seed in range(10)]
+    assert np.mean(firsts) < 37
+
+
 def test_labels_that_the_clients_cannot_hold_are_named() -> None:
     with pytest.raises(PartitionError, match=r"E311 4 clients with 2 labels each hold at most 8 of the 10 labels.*at least 5 clients or 3"):
         PathologicalLabels(4, 2).split(TEN_CLASSES, stream(0))
@@ -177,6 +191,7 @@ def test_few_hold_most_leaves_everybody_one_example_and_says_so() -> None:
     partition = FewHoldMost(100, 0.2, 0.95).split(Attributes(200), stream(13))
     assert partition.shards.sizes.min() == 1
     assert partition.notes == ("20 clients hold 120 examples instead of 190, so that each client has at least one",)
+    assert FewHoldMost(10, 0.5, 0.01).split(Attributes(20), stream(13)).shards.sizes.min() == 1
 
 
 @pytest.mark.parametrize("scheme", [IID(10), QuantityDirichlet(100.0, 10), FewHoldMost(10), FeatureNoise(10, 1.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,8 +28,8 @@ def geometry(deltas: Sequence[Tensor], mean_delta: Tensor, old_w: Tensor, new_w:
     drifts = [float((delta - moved).square().sum()) for delta in deltas]
     directions = torch.zeros_like(mean_delta)
     for delta, norm in zip(deltas, norms, strict=True):
-        if norm > EPS:
+        if EPS < norm < math.inf:  # finite vectors may be longer than their dtype can say
             directions += delta / norm
-    n = sum(norm > EPS for norm in norms)
+    n = sum(EPS < norm < math.inf for norm in norms)
     pairwise = (float(directions.square().sum()) - n) / (n * (n - 1)) if n > 1 else None
     return Geometry(norms, cosines, drifts, pairwise)

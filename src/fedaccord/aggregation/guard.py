@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.errors import UploadError
-from fedaccord.core.reports import ClientReport
+from fedaccord.core.reports import ClientReport, number
 from fedaccord.core.state import children
 from fedaccord.core.vector import Buffers, Layout
 
@@ -42,23 +41,26 @@ class Guard:
         return UploadError("E104", "wrong_fields", what, where, "Likely another method")
 
     def _signals(self, report: ClientReport, where: str) -> UploadError | None:
-        odd = [name for name, value in report.signals.items() if value is not None and not _is_finite_number(value)]
-        return UploadError("E101", "non_finite", f"the reported {odd[0]!r} is {report.signals[odd[0]]!r}", where) if odd else None
+        if not isinstance(report.signals, dict):
+            return UploadError("E104", "wrong_fields", f"the signals are a {type(report.signals).__name__}, expected a table of numbers", where)
+        odd = [name for name, value in report.signals.items() if value is not None and number(value) is None]
+        return UploadError("E101", "non_finite", f"the reported {odd[0]!r} is {_shown(report.signals[odd[0]])}", where) if odd else None
 
     def _count(self, count: Any, steps: Any, where: str) -> UploadError | None:
-        if not _is_finite_number(count) or count <= 0:
-            return UploadError("E105", "bad_count", f"the sample count is {count!r}", where, "Report a positive number of examples")
+        if (number(count) or 0) <= 0:
+            return UploadError("E105", "bad_count", f"the sample count is {_shown(count)}", where, "Report a positive number of examples")
         if count > self.max_examples:
             return UploadError(
                 "E106", "count_too_large", f"the sample count is {count:g}, the task has {self.max_examples:g} examples", where
             )
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
-            return UploadError(
-                "E109", "no_steps", f"the client says it took {steps!r} local steps", where, "An update needs at least one step"
-            )
+        if not isinstance(steps, int) or (number(steps) or 0) <= 0:
+            what = f"the client says it took {_shown(steps)} local steps"
+            return UploadError("E109", "no_steps", what, where, "An update needs at least one step")
         return None
 
-    def _tensors(self, expected: dict[str, Tensor], found: dict[str, Any], where: str) -> UploadError | None:
+    def _tensors(self, expected: dict[str, Tensor], found: Any, where: str) -> UploadError | None:
+        if not isinstance(found, dict):
+            return UploadError("E104", "wrong_fields", f"the buffers are a {type(found).__name__}, expected {sorted(expected)}", where)
         if expected.keys() != found.keys():
             odd = sorted(map(str, expected.keys() ^ found.keys()))
             return UploadError(
@@ -89,5 +91,7 @@ class Guard:
         )
 
 
-def _is_finite_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _shown(value: Any) -> str:
+    """The value for a message: short, and safe to make whatever it is."""
+    shown = isinstance(value, float | bool | str | None) or (isinstance(value, int) and abs(value) < 2**63)
+    return f"{value!r:.60}" if shown else f"a {type(value).__name__}"

@@ -22,7 +22,7 @@ from fedaccord.core.vector import FlatModel
 from fedaccord.experiment import available_memory, partition_summary, share_out
 from fedaccord.partition import Facts, Traits, findings, label_counts
 from fedaccord.partition.examine import readable
-from fedaccord.partition.measures import GradientAngles, feature_shift, gradient_angles, label_entropy, mean_of
+from fedaccord.partition.measures import GradientAngles, feature_shift, gradient_angles, js_distance, label_entropy, mean_of, size_gini
 from fedaccord.runtime.population import Population
 from fedaccord.sampling import Coin, Uniform
 from fedaccord.tasks import Task
@@ -64,7 +64,7 @@ def describe_config(config: Path, overrides: Sequence[str], as_json: bool) -> No
     _clients_table(drawn)
     say()
     for name, value in measures.items():
-        say(f"{name.replace('_', ' ')}: {_figure(name, value)}")
+        say(f"{name.removesuffix('_bytes').replace('_', ' ')}: {_figure(name, value)}")
     for severity, heading in (("warning", "what will go wrong"), ("note", "to know")):
         chosen = [each for each in found if each.severity == severity]
         if chosen:
@@ -158,6 +158,8 @@ def _measures(facts: Facts, resolved: Resolved, model: FlatModel, angles: Gradie
         "steps_a_round_min": min(steps),
         "steps_a_round_max": max(steps),
         "label_entropy_mean": None if facts.label_counts is None else mean_of(label_entropy(facts.label_counts)),
+        "js_distance_mean": None if facts.label_counts is None else mean_of(js_distance(facts.label_counts)),
+        "size_gini": size_gini(facts.sizes),
         "feature_shift_mean": facts.feature_shift,
         "gradient_angles": None if angles is None else asdict(angles),
         "empty_clients": np.flatnonzero(facts.sizes == 0).tolist(),

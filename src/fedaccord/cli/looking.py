@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedaccord.cli.output import result, say, table
+from fedaccord.cli.output import comparison, result, say, table
 from fedaccord.cli.places import is_parent, locate, one_run, read_study, state_of
 from fedaccord.cli.story import client_story, overview
 from fedaccord.cli.words import SHORT, done_line, metric_of, round_line, run_line
@@ -91,7 +91,7 @@ def _show_parent(parent: Path, as_json: bool) -> None:
         say(f"{waiting} runs have not begun. Go on: fedaccord resume {parent}")
     if records:
         say()
-        table(comparison_rows(records, study["target"]), "finished runs, 95% intervals over seeds; best is optimistic")
+        comparison(comparison_rows(records, study["target"]), "finished runs, 95% intervals over seeds; best is optimistic")
 
 
 def print_log(name: str, follow: bool, root: Path, as_json: bool) -> None:
@@ -137,5 +137,5 @@ def write(names: Sequence[str], html: Path | None, target: float | None, metric:
     if as_json:
         return result({"report": str(written.html), "csv": [str(written.summary), str(written.rounds), str(written.clients), str(written.partition)], "summary": rows})
     if len(rows) > 1:
-        table(comparison_rows(records, target, metric), "95% intervals over seeds; best is optimistic")
+        comparison(comparison_rows(records, target, metric), "95% intervals over seeds; best is optimistic")
     say(done_line(rows, str(written.html)).replace("done  ", "", 1))

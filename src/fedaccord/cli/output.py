@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+MOST_METHODS = 5  # side by side
+
 
 def is_rich(stream: TextIO) -> bool:
     """Whether colours and moving lines are welcome there."""
@@ -50,3 +52,12 @@ def table(rows: Sequence[dict[str, str]], title: str = "") -> None:
     widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
     for cells in [columns, *([row[column] for column in columns] for row in rows)]:
         say("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def comparison(rows: Sequence[dict[str, str]], title: str) -> None:
+    """Rows with many columns: a column a method, so that it fits on a screen."""
+    if len(rows) > MOST_METHODS:
+        table(rows, title)
+        return
+    first, *others = list(rows[0])
+    table([{first: other, **{row[first]: row[other] for row in rows}} for other in others], title)

@@ -124,7 +124,7 @@ def is_parent(path: Path) -> bool:
 
 
 def _is_place(path: Path) -> bool:
-    return (path / "experiment.toml").is_file() and (path / "rounds.jsonl").exists() or is_parent(path)
+    return (path / "experiment.toml").is_file() and (path / "rounds.jsonl").exists() or is_parent(path)  # a project has the former alone
 
 
 def one_run(name: str, root: Path) -> Path:

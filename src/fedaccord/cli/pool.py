@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,8 +87,10 @@ class Pool:
                 order = self._waiting.get_nowait()
             except queue.Empty:
                 break
-            if worker is None or worker.poll() is not None:
-                worker = self._hire()
+            if worker is not None and worker.poll() is not None:
+                self._dismiss(worker)
+                worker = None
+            worker = worker or self._hire()
             outcome = self._train(worker, order)
             with self._lock:
                 self._outcomes[order.folder] = outcome
@@ -109,16 +113,20 @@ class Pool:
 
     def _dismiss(self, worker: subprocess.Popen[str]) -> None:
         assert worker.stdin and worker.stdout
-        worker.stdin.close()
-        worker.stdout.close()
+        with contextlib.suppress(OSError):
+            worker.stdin.close()
+        worker.kill()  # what it did is on disk, and it has nothing left to do
         worker.wait()
+        worker.stdout.close()
         self._workers.discard(worker)
 
     def _train(self, worker: subprocess.Popen[str], order: Order) -> Outcome:
         assert worker.stdin and worker.stdout
         run_id = short_id(order.folder)
         self._progress.begin(run_id, order.label, order.resolved.experiment.run.rounds)
-        resume = (order.folder / "rounds.jsonl").exists()
+        resume = (order.folder / "experiment.toml").exists()
+        if not resume:  # what a run left that died while its folder was made
+            shutil.rmtree(order.folder, ignore_errors=True)
         task = {"tables": order.resolved.tables, "sources": order.resolved.sources, "folder": str(order.folder), "resume": resume}
         try:
             worker.stdin.write(json.dumps(task) + "\n")

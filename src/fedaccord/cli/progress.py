@@ -25,6 +25,7 @@ class Watched:
     run_id: str
     label: str
     rounds: int
+    done: int = 0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=10))  # seconds of the last rounds
     refused: dict[int, int] = field(default_factory=dict)  # client -> times
     text: str = ""
@@ -38,7 +39,8 @@ class Watched:
 class Progress:
     """Takes the events of runs; enter it to show them. Safe to call from several threads."""
 
-    def __init__(self, several: int = 1) -> None:
+    def __init__(self, several: int | None = None) -> None:
+        """several: how many runs go side by side; each line then names its run. None: one run alone."""
         self._several, self._live, self._lock = several, None, threading.RLock()
         self._running: dict[str, Watched] = {}
         self._done = 0
@@ -99,23 +101,25 @@ class Progress:
             times = watched.refused[refusal["client"]] = watched.refused.get(refusal["client"], 0) + 1
             if times & (times - 1) == 0:  # the 1st, 2nd, 4th, 8th ... time
                 self.say(refusal_line(watched.run_id, refusal, times))
-        watched.text = round_line(line, watched.rounds, watched.left(done), bar=self._is_live)
+        watched.done = done
+        watched.text = round_line(line, watched.rounds, watched.left(done), bar=self._is_live, brief=self._is_live and self._several is not None)
         now = time.monotonic()
-        if not self._is_live and (self._several == 1 or now - watched.told >= PAUSE or done == watched.rounds):
+        if not self._is_live and (self._several is None or now - watched.told >= PAUSE or done == watched.rounds):
             watched.told = now
             self.say(f"{self._name(watched)}{watched.text}")
 
     def _name(self, watched: Watched) -> str:
-        return f"{watched.run_id}  {watched.label}  " if self._several > 1 else ""
+        return f"{watched.run_id}  {watched.label}  " if self._several is not None else ""
 
     def _render(self) -> Any:
         from rich.text import Text
 
         with self._lock:
             lines = [f"{self._name(each)}{each.text or 'starting'}" for each in self._running.values()]
-            if self._several > 1:
+            if self._several is not None:
                 spent = time.monotonic() - self._started
-                left = f"  ETA {duration(spent / self._done * (self._several - self._done))}" if self._done else ""
+                share = (self._done + sum(each.done / each.rounds for each in self._running.values())) / self._several
+                left = f"  ETA {duration(spent / share * (1 - share))}" if 0 < share < 1 else ""
                 lines.append(f"{self._done}/{self._several} runs  {duration(spent)}{left}")
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 

@@ -11,7 +11,8 @@ from typing import Any
 from fedaccord.cli.interrupts import Interrupts
 from fedaccord.cli.main import INTERRUPTED
 from fedaccord.cli.one import train
-from fedaccord.cli.output import note, result, say, table
+from fedaccord.cli.output import comparison as show_comparison
+from fedaccord.cli.output import note, result, say
 from fedaccord.cli.places import STOP, Order, is_parent, lay_out, locate, read_study, write_study
 from fedaccord.cli.pool import Outcome, Pool, cores
 from fedaccord.cli.progress import Progress, Sink
@@ -140,7 +141,7 @@ def _together(
     left = [order for order in orders if order.folder not in done]
     jobs = min(jobs or cores(), max(len(left), 1))
     note(f"{len(left)} of {len(orders)} runs to do, {jobs} at a time, in {parent}")
-    with Progress(several=max(len(left), 2)) as progress:
+    with Progress(several=len(left)) as progress:
         outcomes = {each.order.folder: each for each in Pool(left, jobs, progress, parent).run()} if left else {}
     ended = [outcomes.get(order.folder, Outcome(order, "finished")) for order in orders]
     return _finish(parent, ended, target, html, as_json, compared)
@@ -161,7 +162,9 @@ def _finish(parent: Path | None, outcomes: Sequence[Outcome], target: float | No
         _json(parent, outcomes, rows, place if rows else None, failed)
     elif rows:
         if compared or len(rows) > 1:
-            table(comparison_rows(finished, target), f"{len({run.experiment['run']['seed'] for run in finished})} seeds, 95% intervals; best is optimistic")
+            seeds = {run.experiment["run"]["seed"] for run in finished}
+            many = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds, 95% intervals"
+            show_comparison(comparison_rows(finished, target), f"{many}; best is optimistic")
         say(done_line(rows, str(place)))
     for each in failed:
         assert each.error is not None

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
+
+typer.core.HAS_RICH = False  # plain help: quicker, and where rich is installed typer prints "\\[required]" with the backslash
 
 app = typer.Typer(
     name="fedaccord",

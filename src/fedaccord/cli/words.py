@@ -35,7 +35,7 @@ def metric_of(line: Mapping[str, Any]) -> tuple[str, float] | None:
     return found[0] if found else None
 
 
-def round_line(line: Mapping[str, Any], rounds: int, seconds_left: float | None = None, bar: bool = False) -> str:
+def round_line(line: Mapping[str, Any], rounds: int, seconds_left: float | None = None, bar: bool = False, brief: bool = False) -> str:
     """``round 12/100 ####----  acc 0.714  loss 0.88  kept 18/20  absent 1  refused 1 (non-finite)  up 9.1 MB  1.8 s  ETA 2m41s``."""
     done = int(line["round"])
     head = f"round {done}/{rounds}"
@@ -45,6 +45,9 @@ def round_line(line: Mapping[str, Any], rounds: int, seconds_left: float | None 
     parts, found = [head], metric_of(line)
     if found:
         parts.append(f"{SHORT.get(found[0], found[0])} {found[1]:.3f}")
+    eta = [f"ETA {duration(seconds_left)}"] if seconds_left is not None and done < rounds else []
+    if brief:
+        return "  ".join([*parts, *eta])
     loss = (line.get("test") or {}).get("loss")
     if loss is not None:
         parts.append(f"loss {loss:.3g}")
@@ -57,10 +60,7 @@ def round_line(line: Mapping[str, Any], rounds: int, seconds_left: float | None 
         parts.append(f"refused {len(line['refused'])} ({reasons(line['refused'])})")
     if line.get("model_kept"):
         parts.append(f"model kept: {line.get('reason')}")
-    parts += [f"up {readable(line['bytes_up'])}", duration(line["seconds"])]
-    if seconds_left is not None and done < rounds:
-        parts.append(f"ETA {duration(seconds_left)}")
-    return "  ".join(parts)
+    return "  ".join([*parts, f"up {readable(line['bytes_up'])}", duration(line["seconds"]), *eta])
 
 
 def reasons(refused: Sequence[Mapping[str, Any]]) -> str:

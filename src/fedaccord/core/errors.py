@@ -18,6 +18,7 @@ CODES: dict[str, str] = {
     "E108": "a client has no data to train on",
     "E109": "a client took no local step",
     "E110": "client state does not fit the algorithm",
+    "E111": "an upload was given no weight",
     "E112": "a vector does not fit the model's layout",
     "E113": "training met a non-finite value",
     # 2xx: configuration and use
@@ -154,4 +155,5 @@ REASONS = (
     "client_error",
     "no_data",
     "no_steps",
+    "no_weight",
 )

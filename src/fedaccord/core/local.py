@@ -140,7 +140,8 @@ def local_training(
 
         return ObjectiveGrad(objective, moving, first_buffers if moving is None else moving, max_norm, step)
 
-    reference = [grad_of(example, kept, None) for example in islice(batches(), 1, algorithm.num_reference_batches)]
+    more = algorithm.num_reference_batches - 1
+    reference = [grad_of(example, kept, None) for example in islice(batches(), 1, 1 + more)] if more else []
     held_out = None if validation is None else grad_of(validation, kept, None)
     local = algorithm.begin(RoundStart(round, lr, reference, held_out, random_direction), sent, kept)
     gradients = sum(grad.passes for grad in [*reference, *([held_out] if held_out else [])])

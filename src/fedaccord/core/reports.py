@@ -6,13 +6,23 @@ Every number is finite or None with a reason: NaN does not leave this file.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
 def finite(value: float | None) -> float | None:
     """The value as a float, or None where it is not finite."""
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def number(value: Any) -> float | None:
+    """The value where it is a finite number, else None. What a client sends is not trusted to be one: it may be a string, or 10**400."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,13 @@ class ClientReport:
     signals: dict[str, float | None] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The line of clients.jsonl."""
-        return {"kind": "train", **asdict(self), "epoch_losses": list(self.epoch_losses), "num_examples": finite(self.num_examples)}
+        """The line of clients.jsonl; what is no number in it becomes None, since a refused report may hold anything."""
+        line: dict[str, Any] = {"kind": "train", **{each.name: getattr(self, each.name) for each in fields(self)}}
+        for name in ("num_examples", "steps", "gradients", "loss", "bytes_up", "seconds"):
+            line[name] = number(line[name])
+        line["epoch_losses"] = [number(loss) for loss in self.epoch_losses] if isinstance(self.epoch_losses, list | tuple) else []
+        line["signals"] = {str(name): number(value) for name, value in self.signals.items()} if isinstance(self.signals, dict) else {}
+        return line
 
 
 @dataclass(frozen=True)

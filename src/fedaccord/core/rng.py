@@ -6,6 +6,8 @@ A stream is fixed by its names alone: neither the order of clients, nor another 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -27,6 +29,20 @@ def stream(seed: int, *names: Name) -> np.random.Generator:
 def torch_seed(seed: int, *names: Name) -> int:
     """A 63-bit seed for torch's generators, from the same names."""
     return _key(seed, names) & (2**63 - 1)
+
+
+@contextmanager
+def layers_draw_from(seed: int, *names: Name) -> Iterator[None]:
+    """Inside, torch's global CPU generator is the stream called `names` (dropout, initial weights); afterwards it is as it was.
+
+    Not `torch.manual_seed`, which reseeds every accelerator as well and formats a stack trace for each.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(torch_seed(seed, *names))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def torch_stream(seed: int, *names: Name) -> torch.Generator:

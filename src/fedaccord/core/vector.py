@@ -125,7 +125,7 @@ class FlatModel:
 
     def __call__(self, w: Tensor, buffers: Buffers, x: Tensor) -> Tensor:
         layout = self.layout
-        for slots, part, shape in zip(self._parameter_slots, w.split(layout.sizes), layout.shapes, strict=True):
+        for slots, part, shape in zip(self._parameter_slots, w.split_with_sizes(layout.sizes), layout.shapes, strict=True):
             view = part.view(shape)
             for place, key in slots:
                 place[key] = view

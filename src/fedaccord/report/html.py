@@ -167,6 +167,7 @@ def _small_print(study: Study, figures: tuple[MethodFigures, ...]) -> str:
         text += "One seed says nothing about chance: run again with several seeds."
     elif fewest < 5:
         text += f"{seeds(fewest).capitalize()} are few: the interval assumes that the differences are roughly normal."
+    text += f" A last round alone is noisy: the cards compare the mean of the last {study.last} rounds as well." if study.last > 1 else ""
     if len(compared) > 1 and fewest > 1:
         text += f" {len(compared)} comparisons are made and none is corrected for the others."
     early = sorted({at for method in compared for seed, at in method.compared_at.items() if at != _end(method, seed)})

@@ -55,7 +55,7 @@ def refusals(study: Study) -> Table:
         ("code", ""),
         ("reason", ""),
     )
-    columns = (*columns, ("first message", ""), ("of", "the methods it holds for"))
+    last = (("first message", ""), ("of", "the methods it holds for"))
     found: dict[tuple[str, ...], list[tuple[int, str, str]]] = {}  # (client, seed, code, reason) -> (round, method, message)
     for method in study.methods:
         for run in method.runs:
@@ -77,7 +77,7 @@ def refusals(study: Study) -> Table:
     note = "By reason: " + ", ".join(f"{reason} {count}" for reason, count in kinds.most_common()) + "." if found else ""
     if len(ordered) > MOST_ROWS:
         note += f" The first {MOST_ROWS} of {len(ordered)} rows are shown; every refusal is in the rounds' CSV."
-    return Table("refusals-table", "Refused uploads", columns, tuple(rows), note, "No upload was refused.")
+    return Table("refusals-table", "Refused uploads", (*columns, *last), tuple(rows), note, "No upload was refused.")
 
 
 def without_score(study: Study) -> Table:

@@ -13,9 +13,10 @@ from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import NonFiniteError, UploadError
 from fedaccord.core.local import LocalPlan, Loss, Trained, Watch, epoch_means, local_training
 from fedaccord.core.reports import ClientReport, Evaluation, finite
-from fedaccord.core.rng import torch_seed, torch_stream
+from fedaccord.core.rng import layers_draw_from, torch_stream
 from fedaccord.core.state import State, num_bytes
 from fedaccord.core.vector import Buffers, FlatModel
+from fedaccord.runtime.allocator import keep_freed_blocks
 from fedaccord.runtime.base import ClientUpload
 from fedaccord.runtime.evaluation import Metric, evaluate_parts
 from fedaccord.runtime.population import Population
@@ -41,6 +42,7 @@ class Sequential:
         self._model, self._loss, self._metrics, self._data, self._states = model, loss, metrics, data, states
         self._local_buffers, self._debug = local_buffers, debug
         self._pending: dict[int, State] = {}
+        keep_freed_blocks()
 
     @property
     def population(self) -> int:
@@ -108,8 +110,7 @@ class Sequential:
             drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=torch_stream(data.seed, "direction", round, client))
             return drawn.div(drawn.norm())
 
-        with torch.random.fork_rng(devices=[]):  # what layers draw (dropout) depends on the client and the round, not on who came before
-            torch.manual_seed(torch_seed(data.seed, "layers", round, client))
+        with layers_draw_from(data.seed, "layers", round, client):  # dropout depends on client and round, not on who came before
             return local_training(
                 algorithm,
                 self._model,

@@ -80,7 +80,7 @@ class MemoryMapped:
     def _open(self, path: Path, leaf: Tensor, population: int) -> np.memmap[Any, Any]:
         dtype = leaf.numpy().dtype
         size = population * max(leaf.numel(), 1) * dtype.itemsize
-        if not path.exists():
+        if not path.exists() or path.stat().st_size == 0:  # empty: the process was killed while it laid out the files
             with path.open("wb") as file:
                 file.truncate(size)
         elif path.stat().st_size != size:
@@ -104,7 +104,9 @@ class MemoryMapped:
         save_file(_stacked(self._held_back), folder / FILE)
 
     def committed(self, folder: Path) -> None:
-        self._mark.write_text(json.dumps({"checkpoint": folder.name}))
+        aside = self._mark.with_suffix(".tmp")
+        aside.write_text(json.dumps({"checkpoint": folder.name}))
+        aside.rename(self._mark)
         self._write(self._held_back)
         self._held_back = {}
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord.core.errors import ConfigError, DataError
-from fedaccord.core.rng import torch_seed
+from fedaccord.core.rng import layers_draw_from
 from fedaccord.tasks.checks import class_labels, converted_inputs, number_labels, wants_classes
 from fedaccord.tasks.examples import Examples, examples_of
 from fedaccord.tasks.metrics import METRICS, Metric, accuracy
@@ -99,9 +99,7 @@ class Task:
         """A new module with the initial weights of `seed`. The global random generators are left as they were."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
-        with torch.random.fork_rng(devices=[]):
-            # not torch.manual_seed, which would reseed every accelerator as well
-            torch.default_generator.manual_seed(torch_seed(seed, "init"))
+        with layers_draw_from(seed, "init"):
             module = self.model()
         if not isinstance(module, nn.Module):
             raise ConfigError("E202", f"the model factory returned a {type(module).__name__}", f"task '{self.name}'", "Return an nn.Module")

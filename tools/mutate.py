@@ -1,0 +1,267 @@
+"""Put small faults into every rule, one at a time, and see that the tests go red: prints killed/total, exit code 1 if a fault survives.
+
+    python tools/mutate.py [--only FILE] [--jobs 2] [--list] [--out benchmarks/results/mutations.csv] [--tests PATH ...]
+
+Each fault goes into a temporary copy of the package, and a process forked from this one, with everything but the package loaded, runs the tests
+on that copy until the first failure; the tests that killed the most before come first. A test that fails without any fault ends all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import csv
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from mutation_operators import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "fedaccord"
+TESTS = ("tests/oracles", "tests/algorithms", "tests/laws", "tests/core", "tests/aggregation", "tests/test_federation.py")
+
+# file -> the functions and classes in it that hold rules; None: all.
+RULES: dict[str, tuple[str, ...] | None] = {
+    "algorithms/fedavg.py": None,
+    "algorithms/fedprox.py": None,
+    "algorithms/scaffold.py": None,
+    "algorithms/feddyn.py": None,
+    "algorithms/fedsam.py": None,
+    "algorithms/fedsmoo.py": None,
+    "algorithms/dynamic_sam.py": None,
+    "core/algorithm.py": ("Algorithm.",),
+    "core/gradient.py": None,
+    "core/optimizer.py": None,
+    "core/server_optimizer.py": None,
+    "core/schedule.py": None,
+    "core/local.py": ("LocalPlan.batches", "ObjectiveGrad", "local_training"),
+    "aggregation/sums.py": None,
+    "aggregation/policy.py": None,
+    "federation.py": ("Federation._weights", "Federation._updated"),
+}
+
+# Faults that no test can see, by name, and why.
+EQUIVALENT: dict[str, str] = {}
+
+
+class Outcome(NamedTuple):
+    """What became of one fault."""
+
+    mutant: Mutant
+    result: str  # killed, survived, equivalent
+    test: str  # that killed it; why it is equivalent
+
+
+@dataclass(eq=False)
+class Order:
+    """Runs the tests that are likely to fail first, and remembers the first that did."""
+
+    kills: Counter[str]  # test -> faults in this file that it killed
+    seconds: dict[str, float]  # test -> its duration
+    failed: list[str] = field(default_factory=list)
+    took: dict[str, float] = field(default_factory=dict)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: (-self.kills[item.nodeid], self.seconds.get(item.nodeid, 0.0)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+        self.took[report.nodeid] = self.took.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.append(f"import of {report.nodeid}")
+
+
+class Bench:
+    """A copy of the package that faults are put into, and the process that tests it at this moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.result, self.log = folder / "src", folder / "result.json", folder / "log"
+        shutil.copytree(PACKAGE, self.source / "fedaccord", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(self.source, quiet=1)
+        self.mutant: Mutant | None = None
+        self.pid, self.deadline = 0, 0.0
+
+    def start(self, mutant: Mutant | None, tests: list[str], order: Order, timeout: float) -> None:
+        """Fork a process that runs the tests on the package with this fault."""
+        self.mutant, self.deadline = mutant, time.monotonic() + timeout
+        self.result.unlink(missing_ok=True)
+        if mutant:
+            path = self.source / "fedaccord" / mutant.file
+            path.write_text(mutant.text)
+            for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+                compiled.unlink()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._test(tests, order, is_baseline=mutant is None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+
+    def _test(self, tests: list[str], order: Order, *, is_baseline: bool) -> None:
+        os.setsid()
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        sys.dont_write_bytecode = not is_baseline
+        sys.path.insert(0, str(self.source))
+        os.environ["PYTHONPATH"] = str(self.source)
+        arguments = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", *([] if is_baseline else ["-x"]), *tests]
+        code = int(pytest.main(arguments, plugins=[order]))
+        tested = str(getattr(sys.modules.get("fedaccord"), "__file__", ""))
+        self.result.write_text(json.dumps({"code": code, "failed": order.failed, "took": order.took, "tested": tested}))
+
+    def ended(self) -> dict[str, Any] | None:
+        """What the process found; None while it runs. Past the deadline it is ended, and that counts as a failure."""
+        if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() < self.deadline:
+                return None
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            return {"failed": ["no end within the time limit"]}
+        return dict(json.loads(self.result.read_text())) if self.result.exists() else {"failed": ["the process died"]}
+
+    def restore(self) -> None:
+        """Take the fault out again."""
+        if self.mutant:
+            shutil.copy(PACKAGE / self.mutant.file, self.source / "fedaccord" / self.mutant.file)
+
+
+def preload() -> None:
+    """Load all that the package imports, but not the package: what every forked process would load again."""
+    sys.path.insert(0, str(PACKAGE.parent))
+    for name in ("api", "report", "config", "cli.main", "tasks.embedded"):
+        importlib.import_module(f"fedaccord.{name}")
+    for name in ("hypothesis.strategies", "sklearn.datasets", "pandas", "torch.nn.functional"):
+        importlib.import_module(name)
+
+
+def unload() -> None:
+    """Forget the package itself."""
+    sys.path.remove(str(PACKAGE.parent))
+    for name in [name for name in sys.modules if name.split(".")[0] == "fedaccord"]:
+        del sys.modules[name]
+
+
+def all_mutants(only: str) -> list[Mutant]:
+    """The faults of every file whose path holds `only`."""
+    found = []
+    for file, functions in RULES.items():
+        if only in file:
+            module = "fedaccord." + file.removesuffix(".py").replace("/", ".")
+            found += mutants(file, (PACKAGE / file).read_text(), module, functions)
+    return found
+
+
+def tried(waiting: list[Mutant], tests: list[str], benches: list[Bench], seconds: dict[str, float]) -> Iterator[Outcome]:
+    """One outcome for each fault, as they come in."""
+    waiting = waiting[::-1]
+    kills: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    limit = 60 + 4 * sum(seconds.values())
+    busy: list[Bench] = []
+    while waiting or busy:
+        for bench in benches:
+            if bench not in busy and waiting:
+                mutant = waiting.pop()
+                bench.start(mutant, tests, Order(kills[mutant.file], seconds), limit)
+                busy.append(bench)
+        for bench in list(busy):
+            found = bench.ended()
+            if found is None:
+                continue
+            busy.remove(bench)
+            bench.restore()
+            assert bench.mutant
+            assert not found.get("tested") or found["tested"].startswith(str(bench.source)), "another copy of the package was tested"
+            failed = found["failed"] or ([] if found["code"] == 0 else [f"pytest ended with {found['code']}"])
+            if failed:
+                kills[bench.mutant.file][failed[0]] += 1
+            yield Outcome(bench.mutant, "killed" if failed else "survived", failed[0] if failed else "")
+        time.sleep(0.02)
+
+
+def baseline(bench: Bench, tests: list[str], *, leave_out_failing: bool) -> tuple[dict[str, float], list[str]]:
+    """(durations of the tests without any fault, those that fail); ends the program where one fails and may not be left out."""
+    bench.start(None, tests, Order(Counter(), {}), 3600)
+    while (found := bench.ended()) is None:
+        time.sleep(0.05)
+    if found["code"] and not leave_out_failing:
+        sys.exit(f"{bench.log.read_text()}\nWithout any fault these fail: {found['failed']}")
+    return {test: float(took) for test, took in found["took"].items()}, found["failed"]
+
+
+def write(path: Path, outcomes: list[Outcome]) -> None:
+    """One row a fault, in the order of the files."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("file", "function", "fault", "result", "test or reason"))
+        for each in outcomes:
+            table.writerow((each.mutant.file, each.mutant.function, each.mutant.what, each.result, each.test))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only files whose path holds this")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", action="store_true", help="print the faults and end")
+    parser.add_argument("--out", type=Path, help="a CSV of all outcomes")
+    parser.add_argument("--leave-out-failing", action="store_true", help="go on without the tests that fail without any fault")
+    parser.add_argument("--tests", nargs="+", default=[path for path in TESTS if (ROOT / path).exists()])
+    options = parser.parse_args()
+
+    os.chdir(ROOT)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    preload()
+    found = all_mutants(options.only)
+    unload()
+    unknown = EQUIVALENT.keys() - {mutant.name for mutant in found}
+    if unknown and not options.only:
+        sys.exit(f"No such fault any more: {sorted(unknown)}")
+    if options.list:
+        for mutant in found:
+            print(f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.what}")
+        print(f"{len(found)} faults, {sum(mutant.name in EQUIVALENT for mutant in found)} of them equivalent")
+        return 0
+
+    outcomes = [Outcome(mutant, "equivalent", EQUIVALENT[mutant.name]) for mutant in found if mutant.name in EQUIVALENT]
+    waiting = [mutant for mutant in found if mutant.name not in EQUIVALENT]
+    with tempfile.TemporaryDirectory() as place:
+        benches = [Bench(Path(place) / str(i)) for i in range(options.jobs)]
+        seconds, failing = baseline(benches[0], options.tests, leave_out_failing=options.leave_out_failing)
+        tests = [*options.tests, *(f"--deselect={test}" for test in failing)]
+        print(f"{len(waiting)} faults, {len(seconds)} tests ({sum(seconds.values()):.0f} s)", flush=True)
+        for outcome in tried(waiting, tests, benches, seconds):
+            mutant = outcome.mutant
+            result = f"killed by {outcome.test}" if outcome.result == "killed" else "SURVIVED"
+            print(f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.what}: {result}", flush=True)
+            outcomes.append(outcome)
+    place_of = {mutant.name: i for i, mutant in enumerate(found)}
+    outcomes.sort(key=lambda outcome: place_of[outcome.mutant.name])
+    if options.out:
+        write(options.out, outcomes)
+    survived = [outcome.mutant for outcome in outcomes if outcome.result == "survived"]
+    for mutant in survived:
+        print(f"SURVIVED {mutant.file}:{mutant.line} {mutant.function}: {mutant.what}")
+    print(f"killed {len(waiting) - len(survived)}/{len(waiting)}, and {len(found) - len(waiting)} equivalent")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
