@@ -75,6 +75,8 @@ class Order:
     took: dict[str, float] = field(default_factory=dict)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.seconds:  # no test that has not passed without a fault
+            items[:] = [item for item in items if item.nodeid in self.seconds]
         items.sort(key=lambda item: (-self.kills[item.nodeid], self.seconds.get(item.nodeid, 0.0)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -90,8 +92,9 @@ class Order:
 class Bench:
     """A copy of the package that faults are put into, and the process that tests it at this moment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tests: Path) -> None:
         self.source, self.result, self.log = folder / "src", folder / "result.json", folder / "log"
+        self.tests = tests
         shutil.copytree(PACKAGE, self.source / "fedaccord", ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(self.source, quiet=1)
         self.mutant: Mutant | None = None
@@ -123,6 +126,7 @@ class Bench:
         sys.dont_write_bytecode = not is_baseline
         sys.path.insert(0, str(self.source))
         os.environ["PYTHONPATH"] = str(self.source)
+        os.chdir(self.tests)
         arguments = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", *([] if is_baseline else ["-x"]), *tests]
         code = int(pytest.main(arguments, plugins=[order]))
         tested = str(getattr(sys.modules.get("fedaccord"), "__file__", ""))
@@ -158,6 +162,16 @@ def unload() -> None:
     sys.path.remove(str(PACKAGE.parent))
     for name in [name for name in sys.modules if name.split(".")[0] == "fedaccord"]:
         del sys.modules[name]
+
+
+def copy_of_tests(folder: Path) -> Path:
+    """The tests as they are now, whoever edits them meanwhile; what lies beside the project is named to them."""
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("oracles", "data"):
+        if (ROOT.parent / "shared" / name).is_dir():
+            os.environ.setdefault(f"FEDACCORD_{name.upper()}", str(ROOT.parent / "shared" / name))
+    return folder
 
 
 def all_mutants(only: str) -> list[Mutant]:
@@ -197,14 +211,14 @@ def tried(waiting: list[Mutant], tests: list[str], benches: list[Bench], seconds
         time.sleep(0.02)
 
 
-def baseline(bench: Bench, tests: list[str], *, leave_out_failing: bool) -> tuple[dict[str, float], list[str]]:
-    """(durations of the tests without any fault, those that fail); ends the program where one fails and may not be left out."""
+def baseline(bench: Bench, tests: list[str], *, leave_out_failing: bool) -> dict[str, float]:
+    """Durations of the tests that pass without any fault; ends the program where one fails and may not be left out."""
     bench.start(None, tests, Order(Counter(), {}), 3600)
     while (found := bench.ended()) is None:
         time.sleep(0.05)
     if found["code"] and not leave_out_failing:
         sys.exit(f"{bench.log.read_text()}\nWithout any fault these fail: {found['failed']}")
-    return {test: float(took) for test, took in found["took"].items()}, found["failed"]
+    return {test: float(took) for test, took in found["took"].items() if test not in found["failed"]}
 
 
 def write(path: Path, outcomes: list[Outcome]) -> None:
@@ -243,11 +257,11 @@ def main() -> int:
     outcomes = [Outcome(mutant, "equivalent", EQUIVALENT[mutant.name]) for mutant in found if mutant.name in EQUIVALENT]
     waiting = [mutant for mutant in found if mutant.name not in EQUIVALENT]
     with tempfile.TemporaryDirectory() as place:
-        benches = [Bench(Path(place) / str(i)) for i in range(options.jobs)]
-        seconds, failing = baseline(benches[0], options.tests, leave_out_failing=options.leave_out_failing)
-        tests = [*options.tests, *(f"--deselect={test}" for test in failing)]
+        snapshot = copy_of_tests(Path(place) / "tests")
+        benches = [Bench(Path(place) / str(i), snapshot) for i in range(options.jobs)]
+        seconds = baseline(benches[0], options.tests, leave_out_failing=options.leave_out_failing)
         print(f"{len(waiting)} faults, {len(seconds)} tests ({sum(seconds.values()):.0f} s)", flush=True)
-        for outcome in tried(waiting, tests, benches, seconds):
+        for outcome in tried(waiting, options.tests, benches, seconds):
             mutant = outcome.mutant
             result = f"killed by {outcome.test}" if outcome.result == "killed" else "SURVIVED"
             print(f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.what}: {result}", flush=True)

@@ -271,7 +271,7 @@ def scopes(node: ast.Attribute | ast.Name, place: Place, context: Context) -> It
     if node.attr in fields:
         start = fields.index(node.attr)
         others = [*fields[start + 1 :], *fields[:start]]
-        alike = [other for other in others if shapes.get(other) == shapes.get(node.attr)]
+        alike = [other for other in others if node.attr in shapes and shapes.get(other) == shapes[node.attr]]
         yield from (ast.Attribute(inner, other, node.ctx) for other in alike[:1])
     for other, its in parameters.items():
         if other != inner.id and node.attr in context.fields(its) and node.attr in fields:

@@ -6,7 +6,7 @@ import datetime
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,19 @@ from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.server_optimizer import ServerOptimizer
+from fedaccord.core.state import num_bytes
 from fedaccord.core.vector import Layout, load_into
-from fedaccord.experiment import Aggregation, Experiment, Prepared, RunOptions, RuntimeOptions, partition_summary, plain, prepare
+from fedaccord.experiment import (
+    Aggregation,
+    Experiment,
+    Prepared,
+    RunOptions,
+    RuntimeOptions,
+    partition_summary,
+    plain,
+    prepare,
+    require_memory,
+)
 from fedaccord.federation import RunState
 from fedaccord.partition import Partition, Partitioner
 from fedaccord.runs import Record, RunFolder, lines_of
@@ -105,7 +116,7 @@ def run(
         experiment,
         task,
         tables,
-        sources={},
+        sources=dict.fromkeys(_dotted(tables), "call"),
         initial=_vector(initial, task, seed),
         folder=None if folder is None else Path(folder),
         resume=resume,
@@ -182,6 +193,9 @@ def execute(
         record = Record(
             tables, sources, _provenance(experiment, task), partition_summary(experiment, task, prepared.partition), folder=folder
         )
+        if folder is None and experiment.run.keep_weights:
+            needed = experiment.run.rounds * num_bytes(prepared.start.server.w)
+            require_memory(needed, "the weights of every round", "Set keep_weights to false, or give the run a folder")
         disk, state = _open(folder, resume, record, prepared, experiment_toml)
         sinks = Tee(tuple(telemetry))
         weights = {0: prepared.start.server.w}
@@ -207,7 +221,8 @@ def _drive(
     saved, outcome = state.round, "finished"
     telemetry.emit(Event("run_started", {"experiment": record.experiment, "clients": len(prepared.data), "round": state.round}))
     try:
-        for result in federation.run(state):
+        has_ended = bool(record.rounds) and federation.reached(record.rounds[-1]["validation"])
+        for result in () if has_ended else federation.run(state):
             state = result.state
             record.add(result.report, result.clients, result.evaluations)
             if disk:
@@ -295,6 +310,16 @@ def _sampler(cohort: CohortLike) -> Sampler:
     if hasattr(cohort, "draw"):
         return cohort
     return Scripted.of(cohort)
+
+
+def _dotted(tables: dict[str, Any], path: str = "") -> Iterator[str]:
+    """ "section.key" of every value."""
+    for key, value in tables.items():
+        name = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            yield from _dotted(value, name)
+        else:
+            yield name
 
 
 def _vector(initial: Tensor | nn.Module | dict[str, Tensor] | None, task: Task, seed: int) -> Tensor | None:

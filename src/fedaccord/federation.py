@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from fedaccord.aggregation.sums import mean_buffers, weighted_sum
 from fedaccord.core.algorithm import Algorithm, Cohort
 from fedaccord.core.errors import UploadError
 from fedaccord.core.local import LocalPlan
-from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, number, finite
+from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, number
 from fedaccord.core.state import State, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
@@ -83,8 +83,12 @@ class Federation:
             result = self.round(state)
             yield result
             state = result.state
-            if self.stop_at and self.stop_at.reached(result.report.validation):
+            if self.reached(result.report.validation):
                 return
+
+    def reached(self, validation: dict[str, float] | None) -> bool:
+        """Whether these validation metrics end the run early."""
+        return self.stop_at is not None and self.stop_at.reached(validation)
 
     def round(self, state: RunState) -> RoundResult:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
@@ -107,8 +111,8 @@ class Federation:
         self.runtime.settle({answer.client for answer, _ in counted})
 
         clients, shape = self._client_reports(answers, counted, refusals, state, new)
-        is_last = t == self.rounds
         test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
+        is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
         ids = range(self.runtime.population) if is_last or (every and t % every == 0) else range(0)
         evaluations = self.runtime.evaluate(new.server.w, new.buffers, ids) if len(ids) else []
@@ -121,7 +125,7 @@ class Federation:
             accepted=tuple(answer.client for answer, _ in counted),
             refused=tuple({"client": c, "code": r.code, "reason": r.reason, "message": str(r)} for c, r in refusals.items() if r),
             absent=tuple(client for client in cohort if client not in answered),
-            train_loss=sum(losses) / len(losses) if losses else None,
+            train_loss=finite(sum(losses) / len(losses)) if losses else None,
             test=test.metrics,
             test_reason=test.reason,
             validation=validation.metrics,
@@ -129,8 +133,8 @@ class Federation:
             update_norm=finite(float((new.server.w - state.server.w).norm())),
             drift=shape.drift,
             pairwise_cosine=finite(shape.pairwise_cosine),
-            gradients=int(sum(number(answer.report.gradients) or 0 for answer in answers)),
-            bytes_up=int(sum(number(answer.report.bytes_up) or 0 for answer in answers)),
+            gradients=_total(answer.report.gradients for answer in answers),
+            bytes_up=_total(answer.report.bytes_up for answer in answers),
             bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(state.buffers)),
             seconds=time.perf_counter() - started,
             model_kept=reason is not None,
@@ -192,6 +196,11 @@ class Federation:
         if t % self.evaluate_every and t != self.rounds:
             return Evaluation(0, None, f"evaluated every {self.evaluate_every} rounds")
         return evaluate(new.server.w, new.buffers)
+
+
+def _total(counts: Iterable[int]) -> int:
+    """Sum of what clients say they did; what is no whole number counts 0."""
+    return sum(count for count in counts if isinstance(count, int) and number(count))
 
 
 def _left_out(client: int) -> UploadError:

@@ -18,7 +18,7 @@ with warnings.catch_warnings():  # typer 0.20 imports names that click is about 
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer  # noqa: F401
 
-TASK = '''
+TASK = """
 import os, time
 import torch, torch.nn.functional as F
 from torch import nn
@@ -41,7 +41,7 @@ def make_task(hidden: int = 4, examples: int = 120):
 
 def broken_task():
     raise ValueError("no such camera")
-'''
+"""
 
 CONFIG = """
 [task]

@@ -78,13 +78,13 @@ def test_ctrl_c_on_a_comparison_saves_the_running_ones_and_begins_no_other(call:
     states = [read(folder).status["state"] for folder in find(project / "runs")]
     assert len(states) < 4 and "running" not in states
     parent = next((project / "runs").iterdir())
-    resumed = call("compare", "experiment.toml", "--resume", parent.name, "--json")
+    resumed = call("compare", "experiment.toml", "--resume", parent.name, "--jobs", "1", "--json")
     assert resumed.code == 0, resumed.err
     assert [run["state"] for run in resumed.json["runs"]] == ["finished"] * 4
 
 
 def test_stop_and_log_follow_a_run_in_another_process(call: Call, program: Call, project: Path, wait_until: Call) -> None:
-    running = program("run", "experiment.toml", "-s", "run.rounds=500", pause=0.02)
+    running = program("run", "experiment.toml", "-s", "run.rounds=500", "-s", "run.checkpoint_every=50", pause=0.02)
     running.wait_for("round 1/500")
     (folder,) = find(project / "runs")
     listed = call("ls", "--json").json["runs"]

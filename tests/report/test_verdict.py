@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedaccord.report.groups import study
-from fedaccord.report.summary import measure
+from fedaccord.report.quantities import measure
 from fedaccord.report.words import shown, verdicts
 
 Run = Callable[..., Any]

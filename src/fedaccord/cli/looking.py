@@ -85,7 +85,9 @@ def _show_parent(parent: Path, as_json: bool) -> None:
     records = [read(Path(row["folder"])) for row in rows if row["state"] == "finished"]
     waiting = len(orders) - len(rows)
     if as_json:
-        return result({"parent": str(parent), "runs": rows, "not_begun": waiting, "summary": summary(records, study["target"]) if records else []})
+        return result(
+            {"parent": str(parent), "runs": rows, "not_begun": waiting, "summary": summary(records, study["target"]) if records else []}
+        )
     table([{name: "–" if value is None else str(value) for name, value in _columns(row).items()} for row in rows], parent.name)
     if waiting:
         say(f"{waiting} runs have not begun. Go on: fedaccord resume {parent}")
@@ -135,7 +137,13 @@ def write(names: Sequence[str], html: Path | None, target: float | None, metric:
     written = write_report(records, page, target=target, metric=metric)
     rows = summary(records, target, metric)
     if as_json:
-        return result({"report": str(written.html), "csv": [str(written.summary), str(written.rounds), str(written.clients), str(written.partition)], "summary": rows})
+        return result(
+            {
+                "report": str(written.html),
+                "csv": [str(written.summary), str(written.rounds), str(written.clients), str(written.partition)],
+                "summary": rows,
+            }
+        )
     if len(rows) > 1:
         comparison(comparison_rows(records, target, metric), "95% intervals over seeds; best is optimistic")
     say(done_line(rows, str(written.html)).replace("done  ", "", 1))

@@ -30,7 +30,11 @@ class Order:
     def label(self) -> str:
         """The method, what a sweep varies, and the seed."""
         method = str(self.resolved.tables["algorithm"]["name"])
-        varied = [f"{key.rpartition('.')[2]} {value}" for key, value in self.resolved.varied if key not in ("run.seed", "algorithm", "algorithm.name")]
+        varied = [
+            f"{key.rpartition('.')[2]} {value}"
+            for key, value in self.resolved.varied
+            if key not in ("run.seed", "algorithm", "algorithm.name")
+        ]
         return "  ".join([method, *varied, f"seed {self.resolved.experiment.run.seed}"])
 
 
@@ -47,10 +51,20 @@ def _scene(run: Resolved) -> str:
     """Task and partition: fashion_dir0.1."""
     task = run.task.name.rpartition(":")[2].removeprefix("make_") if ":" in run.task.name else run.task.name.partition("_")[0]
     partition = run.tables["partition"]
-    short = {"dirichlet_per_class": "dir", "dirichlet_per_client": "dirclient", "quantity_dirichlet": "sizes", "label_shards": "shards", "pathological_labels": "labels"}
+    short = {
+        "dirichlet_per_class": "dir",
+        "dirichlet_per_client": "dirclient",
+        "quantity_dirichlet": "sizes",
+        "label_shards": "shards",
+        "pathological_labels": "labels",
+    }
     figure = next((partition[key] for key in ("alpha", "shards_per_client", "labels_per_client", "std") if key in partition), "")
     name = str(partition["name"])
-    return _safe(f"{task}_{short.get(name, name.rpartition(':')[2])}{figure:g}" if figure != "" else f"{task}_{short.get(name, name.rpartition(':')[2])}")
+    return _safe(
+        f"{task}_{short.get(name, name.rpartition(':')[2])}{figure:g}"
+        if figure != ""
+        else f"{task}_{short.get(name, name.rpartition(':')[2])}"
+    )
 
 
 def _variant(run: Resolved) -> str:
@@ -79,7 +93,12 @@ def _new_id(taken: set[str]) -> str:
 def write_study(parent: Path, orders: Sequence[Order], kind: str, target: float | None, html: Path | None) -> None:
     """Keep what the parent's runs are, so that an interrupted comparison can go on with those not begun. E211 where the folder exists."""
     runs = [
-        {"folder": each.folder.name, "tables": each.resolved.tables, "sources": each.resolved.sources, "varied": [list(pair) for pair in each.resolved.varied]}
+        {
+            "folder": each.folder.name,
+            "tables": each.resolved.tables,
+            "sources": each.resolved.sources,
+            "varied": [list(pair) for pair in each.resolved.varied],
+        }
         for each in orders
     ]
     study = {"kind": kind, "target": target, "html": None if html is None else str(html.resolve()), "runs": runs}
@@ -114,7 +133,9 @@ def locate(name: str, root: Path) -> Path:
     if not found:
         raise ConfigError("E210", f"no run is called {name!r}", str(root), "See: fedaccord ls, or name the folder with --root")
     if len(found) > 1:
-        raise ConfigError("E210", f"{name!r} means {len(found)} runs: {', '.join(str(each) for each in found[:3])}", str(root), "Give the folder")
+        raise ConfigError(
+            "E210", f"{name!r} means {len(found)} runs: {', '.join(str(each) for each in found[:3])}", str(root), "Give the folder"
+        )
     return found[0]
 
 
@@ -124,7 +145,7 @@ def is_parent(path: Path) -> bool:
 
 
 def _is_place(path: Path) -> bool:
-    return (path / "experiment.toml").is_file() and (path / "rounds.jsonl").exists() or is_parent(path)  # a project has the former alone
+    return ((path / "experiment.toml").is_file() and (path / "rounds.jsonl").exists()) or is_parent(path)  # a project has the former alone
 
 
 def one_run(name: str, root: Path) -> Path:

@@ -98,7 +98,12 @@ class Pool:
             self._dismiss(worker)
 
     def _hire(self) -> subprocess.Popen[str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        }
         worker = subprocess.Popen(
             [sys.executable, "-m", "fedaccord.cli.worker"],
             stdin=subprocess.PIPE,
@@ -144,7 +149,12 @@ class Pool:
             self._progress.end(run_id)
             return Outcome(order, "interrupted", exit_code=130)
         why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        error = {"code": "E701", "what": f"the process that trained it died ({why})", "where": str(order.folder), "remedy": "Resume it; a kill may mean too little memory"}
+        error = {
+            "code": "E701",
+            "what": f"the process that trained it died ({why})",
+            "where": str(order.folder),
+            "remedy": "Resume it; a kill may mean too little memory",
+        }
         self._progress.end(run_id, f"failed: {error['what']}")
         return Outcome(order, "failed", error, 70)
 

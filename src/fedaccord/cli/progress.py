@@ -102,7 +102,9 @@ class Progress:
             if times & (times - 1) == 0:  # the 1st, 2nd, 4th, 8th ... time
                 self.say(refusal_line(watched.run_id, refusal, times))
         watched.done = done
-        watched.text = round_line(line, watched.rounds, watched.left(done), bar=self._is_live, brief=self._is_live and self._several is not None)
+        watched.text = round_line(
+            line, watched.rounds, watched.left(done), bar=self._is_live, brief=self._is_live and self._several is not None
+        )
         now = time.monotonic()
         if not self._is_live and (self._several is None or now - watched.told >= PAUSE or done == watched.rounds):
             watched.told = now

@@ -34,7 +34,9 @@ def stop_run(name: str, wait: float, root: Path, as_json: bool) -> None:
         state = "stopping" if still else str(status.get("state"))
         ended.append({"folder": str(folder), "state": state, "round": status.get("round"), "rounds": status.get("rounds")})
         if not as_json:
-            said = "asked; it stops when its round is over" if still else f"{state} after round {status.get('round')}/{status.get('rounds')}"
+            said = (
+                "asked; it stops when its round is over" if still else f"{state} after round {status.get('round')}/{status.get('rounds')}"
+            )
             say(f"{folder.name}: {said}" + ("" if still or state == "finished" else f". Resume: fedaccord resume {place}"))
     if as_json:
         result({"stopped": ended})

@@ -27,7 +27,10 @@ def overview(record: Record, state: str) -> Story:
     refusals = _refusals(record)
     verdict = _verdict(record, state, refusals)
     run_id, error = short_id(record.folder), record.status.get("error")
-    lines = [run_line(run_id, record.experiment, record.partition.get("clients")), f"{state}  round {len(record.rounds)}/{rounds}  {record.folder}"]
+    lines = [
+        run_line(run_id, record.experiment, record.partition.get("clients")),
+        f"{state}  round {len(record.rounds)}/{rounds}  {record.folder}",
+    ]
     if error:
         lines.append(f"{error['code']} {error['what']}. {error['where']}. {error['remedy']}")
     lines += [f"verdict: {verdict}", *(f"note: {text}" for text in record.partition.get("notes", []))]
@@ -35,7 +38,10 @@ def overview(record: Record, state: str) -> Story:
         lines += ["", "last rounds", *(f"  {round_line(line, rounds)}" for line in record.rounds[-SHOWN:])]
     if refusals:
         lines += ["", f"refused ({len(refusals)} clients)"]
-        lines += [f"  client {each['client']}  {each['times']} times  {each['code']} {each['reason'].replace('_', ' ')}  last in round {each['last_round']}" for each in refusals[:SHOWN]]
+        lines += [
+            f"  client {each['client']}  {each['times']} times  {each['code']} {each['reason'].replace('_', ' ')}  last in round {each['last_round']}"
+            for each in refusals[:SHOWN]
+        ]
         lines += [f"  and {len(refusals) - SHOWN} more"] if len(refusals) > SHOWN else []
         lines.append(f"  See: fedaccord show {run_id} --client {refusals[0]['client']}")
     if state in ("stopped", "interrupted", "failed"):
@@ -90,7 +96,13 @@ def _refusals(record: Record) -> list[dict[str, Any]]:
     for line in record.rounds:
         for each in line["refused"]:
             entry = found.setdefault(each["client"], {"client": each["client"], "times": 0})
-            entry |= {"times": entry["times"] + 1, "code": each["code"], "reason": each["reason"], "message": each["message"], "last_round": line["round"]}
+            entry |= {
+                "times": entry["times"] + 1,
+                "code": each["code"],
+                "reason": each["reason"],
+                "message": each["message"],
+                "last_round": line["round"],
+            }
     return sorted(found.values(), key=lambda each: (-each["times"], each["client"]))
 
 
@@ -118,7 +130,10 @@ def client_story(record: Record, client: int) -> Story:
         "evaluations": own,
     }
     lines = [f"client {client}  {sizes[client]} examples" + (f"  {labels}" if labels else "")]
-    lines.append(f"asked in {len(asked)} of {len(record.rounds)} rounds, accepted {len(data['accepted'])} times" + (f", absent {len(absent)} times" if absent else ""))
+    lines.append(
+        f"asked in {len(asked)} of {len(record.rounds)} rounds, accepted {len(data['accepted'])} times"
+        + (f", absent {len(absent)} times" if absent else "")
+    )
     for number, each in enumerate(refused[-SHOWN:], start=max(len(refused) - SHOWN, 0) + 1):
         lines.append(f"  round {each['round']}  refused ({ordinal(number)} time, {reasons([each])}): {each['message']}")
     lines += [f"  {_round_of(line)}" for line in trained[-SHOWN:] if line["accepted"]]

@@ -100,7 +100,15 @@ def _dry_run(orders: Sequence[Order], as_json: bool) -> int:
         with tempfile.TemporaryDirectory() as folder:
             prepared = prepare(resolved.experiment, task, None, Path(folder))
         drawn = partition_summary(resolved.experiment, task, prepared.partition)
-        shown.append({"name": order.folder.name, "experiment": resolved.tables, "sources": resolved.sources, "clients": drawn["clients"], "notes": drawn["notes"]})
+        shown.append(
+            {
+                "name": order.folder.name,
+                "experiment": resolved.tables,
+                "sources": resolved.sources,
+                "clients": drawn["clients"],
+                "notes": drawn["notes"],
+            }
+        )
         if not as_json:
             say(run_line("(dry)", resolved.tables, drawn["clients"]))
             for line in drawn["notes"]:
@@ -147,7 +155,9 @@ def _together(
     return _finish(parent, ended, target, html, as_json, compared)
 
 
-def _finish(parent: Path | None, outcomes: Sequence[Outcome], target: float | None, html: Path | None, as_json: bool, compared: bool = False) -> int:
+def _finish(
+    parent: Path | None, outcomes: Sequence[Outcome], target: float | None, html: Path | None, as_json: bool, compared: bool = False
+) -> int:
     """The report and the closing line, or how to go on; the exit code."""
     finished = [read(each.order.folder) for each in outcomes if each.state == "finished"]
     whole = len(finished) == len(outcomes)

@@ -23,7 +23,9 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The experiment's
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its name, or its short id.", show_default=False)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a value, e.g. -s algorithm.rho=0.05; a list sweeps: -s algorithm.rho=[0.05,0.1]."),
+    typer.Option(
+        "-s", "--set", metavar="KEY=VALUE", help="Override a value, e.g. -s algorithm.rho=0.05; a list sweeps: -s algorithm.rho=[0.05,0.1]."
+    ),
 ]
 Seeds = Annotated[int | None, typer.Option("--seeds", metavar="N", help="Run N seeds, side by side under one parent folder.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder in which runs lie.")]
@@ -81,7 +83,9 @@ def resume(name: RunName, root: Root = RUNS, jobs: Jobs = None, json: Json = Fal
 @app.command()
 def compare(
     config: Config,
-    algorithms: Annotated[str | None, typer.Option("--algorithms", metavar="A,B,...", help="The methods, e.g. fedavg,fedsmoo,dynamic_sam.")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option("--algorithms", metavar="A,B,...", help="The methods, e.g. fedavg,fedsmoo,dynamic_sam.")
+    ] = None,
     seeds: Seeds = None,
     seed: Annotated[int | None, typer.Option("--seed", help="The first seed.")] = None,
     target: Target = None,

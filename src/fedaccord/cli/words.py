@@ -103,7 +103,13 @@ def done_line(rows: Sequence[Mapping[str, Any]], report: str | None) -> str:
             parts.append(f"no metric: {final.get('reason') or 'never evaluated'}")
         target = row["target_round"]
         if target["target"] is not None:
-            reached = f"at round {target['median']:g}" if target["median"] is not None else f"not reached in {target['never']} of {target['n']} runs" if target["n"] > 1 else "never reached"
+            reached = (
+                f"at round {target['median']:g}"
+                if target["median"] is not None
+                else f"not reached in {target['never']} of {target['n']} runs"
+                if target["n"] > 1
+                else "never reached"
+            )
             parts.append(f"target {target['target']:g} {reached}")
         if row["worst_tenth"]["mean"] is not None:
             parts.append(f"worst tenth {row['worst_tenth']['mean']:.2f}")

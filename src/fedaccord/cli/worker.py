@@ -55,7 +55,12 @@ def serve() -> None:
                 channel.send("interrupted")
                 return
             except Exception as problem:
-                error = {"code": "E701", "what": f"{type(problem).__name__}: {problem}", "where": order["folder"], "remedy": "Please report it"}
+                error = {
+                    "code": "E701",
+                    "what": f"{type(problem).__name__}: {problem}",
+                    "where": order["folder"],
+                    "remedy": "Please report it",
+                }
                 channel.send("failed", error=error, exit_code=70, traceback=_trace(problem))
             else:
                 channel.send("done", status=status)

@@ -1,7 +1,7 @@
 """TOML -> experiments and back: layers, strict checks, sweeps, comparisons.
 
-    settings = read_settings(Path("experiment.toml"), ["algorithm.rho=[0.05, 0.1]"], os.environ)
-    for resolved in runs_of(settings, seeds=3): ...        # one `Resolved` a run
+settings = read_settings(Path("experiment.toml"), ["algorithm.rho=[0.05, 0.1]"], os.environ)
+for resolved in runs_of(settings, seeds=3): ...        # one `Resolved` a run
 """
 
 from fedaccord.config.build import ConfigErrors, Resolved, TaskOrder, resolve

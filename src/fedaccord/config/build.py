@@ -114,7 +114,9 @@ class Builder:
         table = raw if isinstance(raw, Mapping) else as_table(raw, key)
         known = CHOICES[kind]
         if not table and not isinstance(raw, Mapping):
-            self._fault("E202", f"{dotted(key)} = {shown(raw)} is no name", key, f"{did_you_mean('', known)}. Or a table: name = ..., and its keys")
+            self._fault(
+                "E202", f"{dotted(key)} = {shown(raw)} is no name", key, f"{did_you_mean('', known)}. Or a table: name = ..., and its keys"
+            )
             return None
         name = table.get("name", next((own for own, each in known.items() if each is type(default)), None))
         if name is None:
@@ -153,18 +155,27 @@ class Builder:
                 self._unknown((*key, part), list(hints), f" of {name}" if name else "", hint)
         for part in hints:
             if part not in given and _required(kind, part):
-                self._fault("E204", f"{dotted((*key, part))} is missing", key, f"Give {part}: {name or kind.__name__} has no default for it")
+                self._fault(
+                    "E204", f"{dotted((*key, part))} is missing", key, f"Give {part}: {name or kind.__name__} has no default for it"
+                )
         return kind(**values) if len(self.errors) == before else None
 
     def _task(self, raw: Any) -> tuple[TaskOrder | None, Mapping[str, Any]]:
         table = {"name": raw} if isinstance(raw, str) else raw
         key = ("task", "name")
         if not isinstance(table, Mapping) or "name" not in table:
-            self._fault("E204", "there is no task", ("task",), f"Add [task] name = ... {did_you_mean('', TASKS)}. Your own: name = 'my_module:make_task'")
+            self._fault(
+                "E204",
+                "there is no task",
+                ("task",),
+                f"Add [task] name = ... {did_you_mean('', TASKS)}. Your own: name = 'my_module:make_task'",
+            )
             return None, {}
         name = table["name"]
         if not isinstance(name, str) or (name not in TASKS and ":" not in name):
-            self._fault("E205", f"{shown(name)} is not known", key, f"{did_you_mean(str(name), TASKS)}. Your own: name = 'my_module:make_task'")
+            self._fault(
+                "E205", f"{shown(name)} is not known", key, f"{did_you_mean(str(name), TASKS)}. Your own: name = 'my_module:make_task'"
+            )
             return None, {}
         try:
             factory = TASKS[name] if name in TASKS else user_factory(name)
@@ -247,7 +258,12 @@ def check_kind(kind: type, found: Any, name: str, where: str) -> None:
         missing = [f"a method '{method}'" for method in METHODS[kind.__name__] if not callable(getattr(cls, method, None))]
     if missing:
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise ConfigError("E202", f"{name} is not {article} {kind.__name__}", where, f"It must be {missing[0]}" if kind is Algorithm else f"It lacks {', '.join(missing)}")
+        raise ConfigError(
+            "E202",
+            f"{name} is not {article} {kind.__name__}",
+            where,
+            f"It must be {missing[0]}" if kind is Algorithm else f"It lacks {', '.join(missing)}",
+        )
     if isinstance(found, type) and not dataclasses.is_dataclass(found):
         raise ConfigError("E202", f"{name} is no dataclass", where, "Decorate it with @dataclass(frozen=True)")
 

@@ -39,7 +39,9 @@ def _check_choice(choice: type, value: Any, where: str) -> None:
         raise ConfigError("E202", f"{where} is the class {value.__name__}, not an object of it", where, f"Write {value.__name__}(...)")
     if isinstance(value, str):
         known = CHOICES[choice].get(value)
-        raise ConfigError("E202", f"{where} = {value!r} is a string", where, f"Give an object: fa.{known.__name__}(...)" if known else "Give an object")
+        raise ConfigError(
+            "E202", f"{where} = {value!r} is a string", where, f"Give an object: fa.{known.__name__}(...)" if known else "Give an object"
+        )
     if hasattr(value, "load_partition") and not hasattr(value, "split"):
         raise ConfigError("E202", f"{where} is a partitioner of another library", where, "Wrap it: fa.FromPartitioner(...)")
     check_kind(choice, value, where, where)

@@ -35,13 +35,19 @@ def comparison(settings: Settings, algorithms: Sequence[str] = (), seeds: int | 
     found = checked_section(settings)
     names = tuple(algorithms) or tuple(found.get("algorithms", ()))
     if not names:
-        raise ConfigError("E204", "no methods to compare", settings.file, "Give --algorithms fedavg,fedsmoo, or [compare] algorithms = [...]")
+        raise ConfigError(
+            "E204", "no methods to compare", settings.file, "Give --algorithms fedavg,fedsmoo, or [compare] algorithms = [...]"
+        )
     for name in names:
         if name not in REGISTRY and ":" not in name:
-            raise ConfigError("E205", f"{name!r} is not known", "--algorithms" if algorithms else "[compare] algorithms", did_you_mean(name, REGISTRY))
+            raise ConfigError(
+                "E205", f"{name!r} is not known", "--algorithms" if algorithms else "[compare] algorithms", did_you_mean(name, REGISTRY)
+            )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError("E208", f"{', '.join(twice)} is named twice", "--algorithms" if algorithms else "[compare] algorithms", "Name each method once")
+        raise ConfigError(
+            "E208", f"{', '.join(twice)} is named twice", "--algorithms" if algorithms else "[compare] algorithms", "Name each method once"
+        )
     for name in section:
         if isinstance(section[name], Mapping) and name not in names and name not in REGISTRY:
             raise ConfigError("E201", f"unknown key '{name}'", settings.where(("compare", name)), did_you_mean(name, [*HINTS, *names]))
@@ -75,14 +81,20 @@ def _shared(settings: Settings, names: Sequence[str]) -> dict[str, tuple[Any, st
     known = {key for name in names for key in (hints_of(REGISTRY[name]) if name in REGISTRY else shared)}
     for key in shared:
         if key not in known:
-            raise ConfigError("E201", f"none of {', '.join(names)} has the key '{key}'", settings.where(("algorithm", key)), did_you_mean(key, known))
+            raise ConfigError(
+                "E201", f"none of {', '.join(names)} has the key '{key}'", settings.where(("algorithm", key)), did_you_mean(key, known)
+            )
     return shared
 
 
 def _method(settings: Settings, name: str, shared: Mapping[str, tuple[Any, str]], source: str) -> Settings:
     table = settings.get(("algorithm",))
     named = table if isinstance(table, str) else (table or {}).get("name", "fedavg")
-    own = {key: (value, settings.source(("algorithm", key))) for key, value in table.items() if key != "name"} if isinstance(table, Mapping) else {}
+    own = (
+        {key: (value, settings.source(("algorithm", key))) for key, value in table.items() if key != "name"}
+        if isinstance(table, Mapping)
+        else {}
+    )
     from_section = own if named == name else {}
     keys = hints_of(REGISTRY[name]) if name in REGISTRY else shared
     given = {**from_section, **_own_table(settings, name), **{key: value for key, value in shared.items() if key in keys}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,7 +20,7 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=Tr
 RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "multiple_of", "too_short", "too_long"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
     try:
         return TypeAdapter(hint, config=STRICT)
@@ -75,11 +75,21 @@ def _names_of(each: Any) -> list[str]:
 
 
 def _wanted(message: str) -> str:
-    return message.removeprefix("Input should be ").replace("a valid ", "a ").replace("a integer", "an integer").replace("a tuple", "a list")
+    return (
+        message.removeprefix("Input should be ").replace("a valid ", "a ").replace("a integer", "an integer").replace("a tuple", "a list")
+    )
 
 
 def _kind(value: Any) -> str:
-    kinds = {bool: "true or false", int: "an integer", float: "a number with a fraction", str: "a string", list: "a list", tuple: "a list", dict: "a table"}
+    kinds = {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number with a fraction",
+        str: "a string",
+        list: "a list",
+        tuple: "a list",
+        dict: "a table",
+    }
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
@@ -106,7 +116,7 @@ def _takes(hint: Any, kind: type) -> bool:
 
 def takes_lists(hint: Any) -> bool:
     """Whether a list is one value of this type, so that it does not sweep."""
-    return any(member is Any or _takes(member, Collection) and not _takes(member, Mapping) for member in members(hint))
+    return any(member is Any or (_takes(member, Collection) and not _takes(member, Mapping)) for member in members(hint))
 
 
 def choice_of(hint: Any) -> type | None:

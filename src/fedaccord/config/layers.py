@@ -71,7 +71,9 @@ class Settings:
 
     def _only(self, inner: Key, outer: Key) -> bool:
         """Whether the table `outer` holds nothing but `inner`."""
-        return all(isinstance(self.get(inner[:depth]), dict) and len(self.get(inner[:depth])) == 1 for depth in range(len(outer), len(inner)))
+        return all(
+            isinstance(self.get(inner[:depth]), dict) and len(self.get(inner[:depth])) == 1 for depth in range(len(outer), len(inner))
+        )
 
     def where(self, key: Key) -> str:
         """The place of a value, in words."""

@@ -27,7 +27,9 @@ def runs_of(settings: Settings, seeds: int | None = None, seed: int | None = Non
             raise ConfigError("E208", "run.seed is a list already", "--seeds", "Leave one of the two out")
         first = 0 if first is None else first
         if isinstance(first, int) and not isinstance(first, bool):
-            settings = settings.set(("run", "seed"), list(range(first, first + seeds)), settings.source(("run", "seed")) if seeds == 1 else COMMAND_LINE)
+            settings = settings.set(
+                ("run", "seed"), list(range(first, first + seeds)), settings.source(("run", "seed")) if seeds == 1 else COMMAND_LINE
+            )
     return [resolve(*point) for point in expanded(settings)]
 
 

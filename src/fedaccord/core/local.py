@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -55,7 +56,9 @@ class LocalPlan:
 
     def steps_per_epoch(self, num_examples: int) -> int:
         """Local steps of one epoch."""
-        return len(self.batches(num_examples, np.random.default_rng(0))) // self.epochs
+        if num_examples == 0 or self.batch_size == "full" or self.batch_size >= num_examples:
+            return min(num_examples, 1)
+        return num_examples // self.batch_size if self.drop_last else math.ceil(num_examples / self.batch_size)
 
 
 class Trained(NamedTuple):

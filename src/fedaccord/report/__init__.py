@@ -73,7 +73,7 @@ def summary(
     records: Sequence[Record], target: float | None = None, metric: str | None = None, *, window: int = 5, last: int | None = None
 ) -> list[dict[str, Any]]:
     """One plain dict a method, ready for JSON: every figure with mean, low, high, n and each seed's value. Errors: as `write_report`."""
-    from fedaccord.report.summary import summary_rows
+    from fedaccord.report.quantities import summary_rows
 
     return summary_rows(study(records, target, metric, window, last))
 
@@ -82,7 +82,7 @@ def comparison_rows(
     records: Sequence[Record], target: float | None = None, metric: str | None = None, *, window: int = 5, last: int | None = None
 ) -> list[dict[str, str]]:
     """The table on the terminal: one row a method, column name -> text; all rows have the same columns in the same order."""
-    from fedaccord.report.summary import measure
+    from fedaccord.report.quantities import measure
     from fedaccord.report.tables import results_as_text
 
     chosen = study(records, target, metric, window, last)

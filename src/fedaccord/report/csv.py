@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedaccord.report.groups import Study
+from fedaccord.report.quantities import QUANTITIES, TARGETS, measure
 from fedaccord.report.source import number, run_name, seed_of
-from fedaccord.report.summary import QUANTITIES, TARGETS, measure
 
 _ROUND_LISTS = ("cohort", "accepted", "absent")
 _ROUND_SCALARS = ("train_loss", "update_norm", "drift", "pairwise_cosine", "gradients", "bytes_up", "bytes_down", "seconds")

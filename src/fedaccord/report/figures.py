@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedaccord.report.groups import Method, Study
+from fedaccord.report.quantities import paired
 from fedaccord.report.source import Record, client_scores, cumulative, evaluations, number, series, trained, why_no_value
 from fedaccord.report.statistics import Band, band
-from fedaccord.report.summary import paired
 from fedaccord.report.svg import ALARM, GRID, INK, colour, drawing, line_style, to_svg
 from fedaccord.report.view import Picture
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedaccord.report import figures as draw
 from fedaccord.report import maps, records_tables, tables
 from fedaccord.report.groups import Study
+from fedaccord.report.quantities import MethodFigures, measure
 from fedaccord.report.source import last_round
-from fedaccord.report.summary import MethodFigures, measure
 from fedaccord.report.svg import COLOURS, dashes
 from fedaccord.report.view import Page, Section
 from fedaccord.report.words import seeds, verdicts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedaccord.report.groups import Study
+from fedaccord.report.quantities import QUANTITIES, TARGETS, MethodFigures, Quantity
 from fedaccord.report.statistics import ONE_SEED, Estimate
-from fedaccord.report.summary import QUANTITIES, TARGETS, MethodFigures, Quantity
 from fedaccord.report.view import Card, Cell, Table
 from fedaccord.report.words import NOTHING, censored, difference_of, never, seeds, shown, with_interval
 

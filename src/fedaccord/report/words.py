@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedaccord.report.groups import Study
+from fedaccord.report.quantities import MethodFigures
 from fedaccord.report.statistics import Censored, Estimate
-from fedaccord.report.summary import MethodFigures
 
 NOTHING = "–"
 

@@ -1,0 +1,39 @@
+"""The published settings of each method are what a user gets who sets nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+import fedaccord as fa
+
+PUBLISHED = {
+    fa.FedAvg: {},
+    fa.FedProx: {"mu": 0.01},
+    fa.Scaffold: {},
+    fa.FedDyn: {"alpha": 0.1},  # FL-Simulator's lambda
+    fa.FedSAM: {"rho": 0.1},
+    fa.FedSMOO: {"rho": 0.1, "beta": 10.0},  # FL-Simulator's lambda is 1 / beta
+    fa.DynamicSAM: {
+        "alpha": 0.4,
+        "beta": 0.5,
+        "kappa": 0.1,
+        "lambda_min": 0.01,
+        "lambda_max": 0.3,
+        "rho_min": 0.001,
+        "rho_max": 0.05,
+        "mix": 0.5,
+        "pull": 0.5,
+        "clip_norm": 10.0,
+        "noise_floor": 0.01,
+        "warmup_rounds": 3,
+        "reference_batches": 1,
+        "trust": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("method", PUBLISHED, ids=lambda method: method.__name__)
+def test_the_settings_of_a_method_are_the_published_ones(method: type[fa.Algorithm]) -> None:
+    assert asdict(method()) == PUBLISHED[method]
