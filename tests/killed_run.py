@@ -3,8 +3,8 @@
     python tests/killed_run.py run FOLDER STATE [--resume]     one run, then the end
     python tests/killed_run.py serve                           a process that has loaded everything and forks a run for each line it reads
 
-`serve` reads JSON lines: {"folder", "state", "resume", "die_at"} starts a run in a process of its own and answers {"pid"}; {"wait": pid} answers
-{"status"}, negative for a signal. die_at: the run kills itself (SIGKILL) just before its file operation of that number inside the folder.
+`serve` reads JSON lines. {"folder", "state", "resume", "die_at"} starts a run in a process of its own and answers {"pid"}; {"wait": pid}
+answers {"status"}, negative for a signal. die_at: the run kills itself (SIGKILL) just before its file operation of that number.
 """
 
 from __future__ import annotations
@@ -75,15 +75,16 @@ def forked(task: fa.Task, order: dict[str, object]) -> int:
     os._exit(0)
 
 
+def ended(pid: int) -> int:
+    """How the run ended, once it has."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def serve(task: fa.Task) -> None:
     """Until the input ends."""
     for line in sys.stdin:
         order = json.loads(line)
-        if "wait" in order:
-            answer = {"status": os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])}
-        else:
-            answer = {"pid": forked(task, order)}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps({"status": ended(order["wait"])} if "wait" in order else {"pid": forked(task, order)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from fedaccord.algorithms import REGISTRY
 from fedaccord.config import ConfigErrors, Resolved, check, comparison, read_settings, resolve, runs_of, to_toml
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.optimizer import LOCAL_OPTIMIZERS
+from fedaccord.core.rng import stream
 from fedaccord.core.schedule import SCHEDULES
 from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS
 from fedaccord.experiment import CHOICES, Experiment, RunOptions, RuntimeOptions, plain
@@ -178,14 +179,12 @@ def test_choices_sweep_and_fields_that_hold_lists_do_not(read: Read) -> None:
 
 
 def test_changing_seed_or_alpha_changes_the_experiment(read: Read) -> None:
-    """An override that nothing reads is an error, one that is read changes what is run."""
+    """Field report 39: an override that nothing reads is an error, one that is read changes what is run."""
     text = BASE + '[partition]\nname = "dirichlet_per_class"\nalpha = 1.0\nclients = 5\n'
     runs = read(text, "partition.alpha=[0.1, 1.0]", seeds=2)
     drawn = set()
     for run in runs:
         attributes = fa.Attributes(100, np.arange(100) % 5)
-        from fedaccord.core.rng import stream
-
         shards = run.experiment.partition.split(attributes, stream(run.experiment.run.seed, "partition")).shards
         drawn.add(shards.indices.tobytes() + shards.sizes.tobytes())
     assert len(drawn) == 4

@@ -85,7 +85,7 @@ class Unbroken:
         for state in STORES:
             self.folders[state] = folder / state
             pid = runs.start(self.folders[state], state)
-            until(lambda: has_rounds(folder / state))  # noqa: B023
+            until(lambda: rounds_done(folder / state) > 0)  # noqa: B023
             began = time.monotonic()
             assert runs.wait(pid) == 0
             self.seconds[state] = time.monotonic() - began
@@ -104,9 +104,9 @@ def until(happened: Any, seconds: float = 120.0) -> None:
         time.sleep(0.0002)
 
 
-def has_rounds(folder: Path) -> bool:
-    lines = folder / "rounds.jsonl"
-    return lines.exists() and lines.stat().st_size > 0
+def rounds_done(folder: Path) -> int:
+    path = folder / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def assert_same(folder: Path, other: Path) -> None:
 def killed_at_a_time(runs: Runs, unbroken: Unbroken, folder: Path, state: str, share: float) -> bool:
     """Killed once `share` of the time between the first round and the end has passed. False: it was faster."""
     pid = runs.start(folder, state)
-    until(lambda: has_rounds(folder))
+    until(lambda: rounds_done(folder) > 0)
     time.sleep(share * unbroken.seconds[state])
     return runs.kill(pid)
 
@@ -173,26 +173,25 @@ def killed_while_resuming(runs: Runs, folder: Path, state: str, seconds: float) 
 
 
 def broken_and_resumed(runs: Runs, unbroken: Unbroken, place: Path, number: int, moment: str) -> int:
-    """One run, killed at a moment that `number` draws, every third one killed again while it resumes, then run to its end. How many kills."""
-    draws = stream(number, "kill", moment)
-    state = STORES[number % 2]
+    """One run, killed at a moment that `number` draws, every third one again while it resumes; then it runs to its end. How many kills."""
+    draws, state = stream(number, "kill", moment), STORES[number % 2]
     for attempt in range(10):  # a run that was faster than its killer is no kill
         folder = place / f"{moment}-{number}-{attempt}"
         if MOMENTS[moment](runs, unbroken, folder, state, float(draws.random())):
             break
     else:
         raise AssertionError("ten runs ended before they could be killed")
-    kills, reached = 1, len((folder / "rounds.jsonl").read_bytes().splitlines()) if (folder / "rounds.jsonl").exists() else 0
+    kills, reached = 1, rounds_done(folder)
     assert_checkpoints_are_whole(folder)
-    is_run = (folder / "experiment.toml").exists()  # else it was killed before there was one: it begins afresh
+    is_run = (folder / "experiment.toml").exists()
     if is_run and number % 3 == 2:
         kills += killed_while_resuming(runs, folder, state, float(draws.random()) * unbroken.seconds[state])
         assert_checkpoints_are_whole(folder)
-    if not is_run:
+    if not is_run:  # killed before there was one: it begins afresh
         folder = place / f"{moment}-{number}-afresh"
     assert runs.wait(runs.start(folder, state, resume=is_run)) == 0
     assert_same(folder, unbroken.folders[state])
-    print(f"{moment} {number} ({state}): killed in round {reached + 1}, {kills} kills, the same to the bit")
+    print(f"{moment} {number} ({state}): killed after {reached} rounds, {kills} kills, the same to the bit")
     return kills
 
 
@@ -225,7 +224,7 @@ def test_twenty_kills_between_operations_on_files(runs: Runs, unbroken: Unbroken
 @pytest.mark.slow
 def test_a_killed_run_is_resumed_by_a_fresh_program_within_ten_seconds(runs: Runs, unbroken: Unbroken, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, SCRIPT, "run", folder, "memory"]
+    command = [sys.executable, str(SCRIPT), "run", str(folder), "memory"]
     with subprocess.Popen(command, env=runs.environment) as process:
         until(lambda: (folder / "checkpoints" / f"{2 * CHECKPOINT_EVERY:06d}").exists())
         process.kill()

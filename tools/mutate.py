@@ -2,8 +2,9 @@
 
     python tools/mutate.py [--only FILE] [--jobs 2] [--list] [--out benchmarks/results/mutations.csv] [--tests PATH ...]
 
-Each fault goes into a temporary copy of the package, and a process forked from this one, with everything but the package loaded, runs the tests
-on that copy until the first failure; the tests that killed the most before come first. A test that fails without any fault ends all.
+Each fault goes into a temporary copy of the package. A process forked from this one, with everything but the package loaded, runs the tests
+on that copy until the first failure: first those of the faulty file and the reference numbers, then all, in the order of what they killed
+so far. A test that fails without any fault ends the program.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import csv
+import gc
 import importlib
 import json
 import os
@@ -112,13 +114,13 @@ class Bench:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self._test(tests, order, is_baseline=mutant is None)
+                self._test(tests, order, likely_tests(mutant), is_baseline=mutant is None)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(0)
 
-    def _test(self, tests: list[str], order: Order, *, is_baseline: bool) -> None:
+    def _test(self, tests: list[str], order: Order, likely: list[str], *, is_baseline: bool) -> None:
         os.setsid()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
@@ -127,8 +129,11 @@ class Bench:
         sys.path.insert(0, str(self.source))
         os.environ["PYTHONPATH"] = str(self.source)
         os.chdir(self.tests)
-        arguments = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", *([] if is_baseline else ["-x"]), *tests]
-        code = int(pytest.main(arguments, plugins=[order]))
+        arguments = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"]
+        for paths in (likely, tests) if likely else (tests,):
+            code = int(pytest.main([*arguments, *([] if is_baseline else ["-x"]), *paths], plugins=[order]))
+            if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+                break
         tested = str(getattr(sys.modules.get("fedaccord"), "__file__", ""))
         self.result.write_text(json.dumps({"code": code, "failed": order.failed, "took": order.took, "tested": tested}))
 
@@ -137,10 +142,17 @@ class Bench:
         if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
             if time.monotonic() < self.deadline:
                 return None
+            self.stop()
+            return {"failed": ["no end within the time limit"]}
+        self.pid = 0
+        return dict(json.loads(self.result.read_text())) if self.result.exists() else {"failed": ["the process died"]}
+
+    def stop(self) -> None:
+        """End the process, and what it has started, where one runs."""
+        if self.pid:
             os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            return {"failed": ["no end within the time limit"]}
-        return dict(json.loads(self.result.read_text())) if self.result.exists() else {"failed": ["the process died"]}
+            self.pid = 0
 
     def restore(self) -> None:
         """Take the fault out again."""
@@ -162,6 +174,17 @@ def unload() -> None:
     sys.path.remove(str(PACKAGE.parent))
     for name in [name for name in sys.modules if name.split(".")[0] == "fedaccord"]:
         del sys.modules[name]
+    gc.collect()
+    gc.freeze()
+
+
+def likely_tests(mutant: Mutant | None) -> list[str]:
+    """The tests of the faulty file and the reference numbers, which kill most faults: run alone, before all."""
+    if mutant is None:
+        return []
+    room, _, name = mutant.file.rpartition("/")
+    own = Path("tests") / room / f"test_{name}"
+    return [path for path in (str(own), TESTS[0]) if (ROOT / path).exists()]
 
 
 def copy_of_tests(folder: Path) -> Path:
@@ -261,11 +284,15 @@ def main() -> int:
         benches = [Bench(Path(place) / str(i), snapshot) for i in range(options.jobs)]
         seconds = baseline(benches[0], options.tests, leave_out_failing=options.leave_out_failing)
         print(f"{len(waiting)} faults, {len(seconds)} tests ({sum(seconds.values()):.0f} s)", flush=True)
-        for outcome in tried(waiting, options.tests, benches, seconds):
-            mutant = outcome.mutant
-            result = f"killed by {outcome.test}" if outcome.result == "killed" else "SURVIVED"
-            print(f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.what}: {result}", flush=True)
-            outcomes.append(outcome)
+        try:
+            for outcome in tried(waiting, options.tests, benches, seconds):
+                mutant = outcome.mutant
+                result = f"killed by {outcome.test}" if outcome.result == "killed" else "SURVIVED"
+                print(f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.what}: {result}", flush=True)
+                outcomes.append(outcome)
+        finally:
+            for bench in benches:
+                bench.stop()
     place_of = {mutant.name: i for i, mutant in enumerate(found)}
     outcomes.sort(key=lambda outcome: place_of[outcome.mutant.name])
     if options.out:

@@ -125,6 +125,9 @@ def prepare(experiment: Experiment, task: Task, initial: Tensor | None = None, s
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
         raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
+    if run.stop_at is not None and run.stop_metric not in {"loss", *task.metrics}:
+        known = f"The task measures {', '.join(['loss', *task.metrics])}"
+        raise ConfigError("E205", f"unknown metric {run.stop_metric!r}", "run.stop_metric", known)
     federation = Federation(
         algorithm=algorithm,
         runtime=runtime,

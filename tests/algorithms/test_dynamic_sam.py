@@ -66,7 +66,9 @@ def test_a_step_is_half_the_gradient_of_the_methods_own_objective() -> None:
 
     method, strength, rho = DynamicSAM(), torch.tensor(0.25).double(), torch.tensor(0.4).double()
     zero = w.new_zeros(())
-    local = Local(method.init_client(w), strength, rho, torch.zeros_like(w), torch.zeros_like(w), 1, torch.zeros_like(w), zero, zero, w.new_zeros(2))
+    local = Local(
+        method.init_client(w), strength, rho, torch.zeros_like(w), torch.zeros_like(w), 1, torch.zeros_like(w), zero, zero, w.new_zeros(2)
+    )
     direction, _ = method.direction(Batch(), w, sent, local)
     g0 = Batch()(w)
     e = rho * g0 / g0.norm()
@@ -168,7 +170,9 @@ def test_sharpness_below_the_noise_floor_counts_as_zero(vec: Any, rise: float, e
     assert float(state.sigma) == pytest.approx(expected)
 
 
-def _local(method: DynamicSAM, w: Tensor, state: Kept | None = None, final: Tensor | None = None, rises: float = 0.0, losses: float = 1.0) -> Local:
+def _local(
+    method: DynamicSAM, w: Tensor, state: Kept | None = None, final: Tensor | None = None, rises: float = 0.0, losses: float = 1.0
+) -> Local:
     def scalar(value: float) -> Tensor:
         return torch.tensor(value, dtype=w.dtype)
 
@@ -221,7 +225,9 @@ def test_a_client_never_measured_starts_at_gamma_one_and_no_sharpness(vec: Any) 
 
 
 def test_begin_draws_the_reference_and_the_random_direction_from_the_round(vec: Any) -> None:
-    local = DynamicSAM().begin(RoundStart(9, 0.1, (), None, lambda: vec(0.6, 0.8)), Server(vec(1.0, 1.0)), DynamicSAM().init_client(vec(1.0, 1.0)))
+    local = DynamicSAM().begin(
+        RoundStart(9, 0.1, (), None, lambda: vec(0.6, 0.8)), Server(vec(1.0, 1.0)), DynamicSAM().init_client(vec(1.0, 1.0))
+    )
     assert local.random.tolist() == [0.6, 0.8] and local.num_reference == 1
 
 

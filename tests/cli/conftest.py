@@ -7,16 +7,11 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-with warnings.catch_warnings():  # typer 0.20 imports names that click is about to drop; it says so once, here
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer  # noqa: F401
 
 TASK = """
 import os, time

@@ -14,6 +14,48 @@ from fedaccord.runs import RunFolder, find, read
 
 Call = Callable[..., Any]
 
+HARD = """
+import os
+from dataclasses import dataclass
+import fedaccord as fa
+
+@dataclass(frozen=True)
+class Hard(fa.FedAvg):
+    def update(self, server, cohort):
+        if os.environ.get("CRASH"):
+            os._exit(9)
+        return super().update(server, cohort)
+"""
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+import fedaccord as fa
+
+@dataclass(frozen=True)
+class Half(fa.FedAvg):
+    factor: float = 0.5
+    def update(self, server, cohort):
+        return server._replace(w=server.w + self.factor * cohort.weighted.delta)
+
+@dataclass(frozen=True)
+class Halves:
+    clients: int = 2
+    def split(self, attributes, rng):
+        return fa.Partition(fa.Shards.of(np.array_split(np.arange(attributes.num_examples), self.clients)))
+"""
+
+BAD = """
+from dataclasses import dataclass
+import fedaccord as fa
+
+@dataclass(frozen=True)
+class Bad(fa.FedAvg):
+    def upload(self, w, sent, local, work):
+        upload, kept = super().upload(w, sent, local, work)
+        return (upload._replace(delta=upload.delta * float("nan")) if work.steps > 2 else upload), kept
+"""
+
 
 def weights(folder: Path) -> torch.Tensor:
     return RunFolder(folder).weights(read(folder).status["round"])
@@ -151,10 +193,7 @@ def test_compare_is_paired_and_ends_with_a_table_and_a_report(call: Call, projec
 def test_one_crashing_run_does_not_lose_the_others_and_resume_completes_it(
     call: Call, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (project / "hard.py").write_text(
-        "import os\nfrom dataclasses import dataclass\nimport fedaccord as fa\n\n@dataclass(frozen=True)\nclass Hard(fa.FedAvg):\n"
-        "    def update(self, server, cohort):\n        if os.environ.get('CRASH'): os._exit(9)\n        return super().update(server, cohort)\n"
-    )
+    (project / "hard.py").write_text(HARD)
     monkeypatch.setenv("CRASH", "1")
     broken = call("compare", "experiment.toml", "--algorithms", "hard:Hard,fedavg", "--seeds", "1", "--jobs", "1", "--json")
     assert broken.code == 70
@@ -187,13 +226,7 @@ def test_a_wrong_comparison_is_refused_before_anything_runs(call: Call, argument
 
 @pytest.mark.usefixtures("quick_report")
 def test_your_own_method_and_partition_are_named_by_their_module(call: Call, project: Path) -> None:
-    (project / "own.py").write_text(
-        "from dataclasses import dataclass\nimport fedaccord as fa\nfrom fedaccord.partition import Partition, Shards\n\n"
-        "@dataclass(frozen=True)\nclass Half(fa.FedAvg):\n    factor: float = 0.5\n"
-        "    def update(self, server, cohort):\n        return server._replace(w=server.w + self.factor * cohort.weighted.delta)\n\n"
-        "@dataclass(frozen=True)\nclass Halves:\n    clients: int = 2\n"
-        "    def split(self, attributes, rng):\n        import numpy as np\n        return Partition(Shards.of(np.array_split(np.arange(attributes.num_examples), self.clients)))\n"
-    )
+    (project / "own.py").write_text(OWN)
     own = ["-s", "algorithm={name='own:Half', factor=1}", "-s", "partition=own:Halves", "-s", "run.cohort=2", "--json"]
     done = call("run", "experiment.toml", *own)
     assert done.code == 0, done.err
@@ -208,11 +241,7 @@ def test_your_own_method_and_partition_are_named_by_their_module(call: Call, pro
 
 @pytest.mark.usefixtures("quick_report")
 def test_refused_clients_are_told_with_the_reason(call: Call, project: Path) -> None:
-    (project / "bad.py").write_text(
-        "from dataclasses import dataclass\nimport fedaccord as fa\n\n@dataclass(frozen=True)\nclass Bad(fa.FedAvg):\n"
-        "    def upload(self, w, sent, local, work):\n        upload, kept = super().upload(w, sent, local, work)\n"
-        "        return (upload._replace(delta=upload.delta * float('nan')) if work.steps > 2 else upload), kept\n"
-    )
+    (project / "bad.py").write_text(BAD)
     done = call("run", "experiment.toml", "-s", "algorithm=bad:Bad", "-s", "run.cohort=6", "--json")
     assert done.code == 0, done.err
     assert "W201 client" in done.err and "(2nd time). See: fedaccord show" in done.err and "refused" in done.err

@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.core.gradient import ahead, asam, clip, clip_direction, clip_nothing_more, clip_reference, cosine, proximal, sam, shortened, weight_decay
+from fedaccord.core.gradient import (
+    ahead,
+    asam,
+    clip,
+    clip_direction,
+    clip_nothing_more,
+    clip_reference,
+    cosine,
+    proximal,
+    sam,
+    shortened,
+    weight_decay,
+)
 
 CURVES = torch.tensor([1.0, 4.0], dtype=torch.float64)
 W = torch.tensor([3.0, 1.0], dtype=torch.float64)

@@ -37,7 +37,12 @@ def train(algorithm: Algorithm, module: nn.Module, plan: LocalPlan, batches: lis
     model.train(True)
     w = options.pop("w", model.initial_w)
     sent = algorithm.broadcast(algorithm.init_server(w))
-    defaults: dict[str, Any] = {"round": 9, "lr": plan.lr, "validation": None, "random_direction": lambda: torch.ones_like(w) / len(w) ** 0.5}
+    defaults: dict[str, Any] = {
+        "round": 9,
+        "lr": plan.lr,
+        "validation": None,
+        "random_direction": lambda: torch.ones_like(w) / len(w) ** 0.5,
+    }
     return local_training(
         algorithm,
         model,
@@ -124,7 +129,13 @@ class Looker(Algorithm):
     def begin(self, start: RoundStart, sent: Server, kept: Any) -> Any:
         reference = [grad(sent.w) for grad in start.reference]
         held_out = () if start.validation is None else start.validation.with_loss(sent.w)
-        return {"reference": torch.stack(reference), "held_out": held_out, "first": (), "lr": torch.tensor(start.lr), "round": torch.tensor(start.round)}
+        return {
+            "reference": torch.stack(reference),
+            "held_out": held_out,
+            "first": (),
+            "lr": torch.tensor(start.lr),
+            "round": torch.tensor(start.round),
+        }
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: Server, local: Any) -> tuple[Tensor, Any]:
         g = grad(w)
@@ -252,7 +263,10 @@ def test_a_method_can_wrap_the_objective_with_the_models_outputs() -> None:
     assert torch.allclose(trained.upload.delta, vector_of(student) - vector_of(module), rtol=1e-5, atol=1e-7)
     far, near = (train(TowardsTheTeacher(k), module, LocalPlan(lr=0.2), data()).upload.delta.norm() for k in (0.0, 2.0))
     assert near < far, "the stronger the teacher, the nearer the student stays"
-    assert torch.equal(train(TowardsTheTeacher(0.0), module, LocalPlan(lr=0.2), data()).upload.delta, train(Algorithm(), module, LocalPlan(lr=0.2), data()).upload.delta)
+    assert torch.equal(
+        train(TowardsTheTeacher(0.0), module, LocalPlan(lr=0.2), data()).upload.delta,
+        train(Algorithm(), module, LocalPlan(lr=0.2), data()).upload.delta,
+    )
 
 
 # Batches
@@ -291,4 +305,3 @@ def test_a_client_without_examples_has_no_batch() -> None:
 def test_epoch_means_split_the_steps_by_epoch() -> None:
     assert epoch_means([1.0, 3.0, 5.0, 7.0], 2) == (2.0, 6.0)
     assert epoch_means([4.0], 5) == (4.0,) and epoch_means([], 5) == ()
-

@@ -19,7 +19,18 @@ def test_the_same_names_give_the_same_draws_whatever_was_drawn_before() -> None:
 
 
 def test_any_other_seed_name_order_or_type_is_another_stream() -> None:
-    names = [(1, "a", 2), (2, "a", 2), (1, "b", 2), (1, 2, "a"), (1, "a", "2"), (1, "a", 2, 0), (1, "a"), (12, "a"), (1, 2, "a", ""), (1, "a2")]
+    names = [
+        (1, "a", 2),
+        (2, "a", 2),
+        (1, "b", 2),
+        (1, 2, "a"),
+        (1, "a", "2"),
+        (1, "a", 2, 0),
+        (1, "a"),
+        (12, "a"),
+        (1, 2, "a", ""),
+        (1, "a2"),
+    ]
     draws = [tuple(stream(*each).integers(0, 2**63, 4)) for each in names]
     assert len(set(draws)) == len(draws)
     assert len({torch_seed(*each) for each in names}) == len(names)
@@ -36,7 +47,7 @@ def test_streams_of_neighbouring_clients_are_not_correlated() -> None:
 
 
 def test_the_global_generators_are_neither_read_nor_moved() -> None:
-    np_before, torch_before = np.random.get_state()[1].copy(), torch.get_rng_state()  # type: ignore[union-attr]  # noqa: NPY002
+    np_before, torch_before = np.random.get_state()[1].copy(), torch.get_rng_state()  # type: ignore[union-attr]
     stream(0, "a").random(10)
     torch.randn(10, generator=torch_stream(0, "a"))
     assert np.array_equal(np_before, np.random.get_state()[1]) and torch.equal(torch_before, torch.get_rng_state())  # type: ignore[index]

@@ -38,7 +38,9 @@ def mlp() -> nn.Module:
 
 
 def with_batch_norm_and_dropout() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (4, 2)), nn.BatchNorm1d(4), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.Unflatten(1, (4, 2)), nn.BatchNorm1d(4), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
+    )
 
 
 def shards() -> fa.Explicit:
@@ -62,7 +64,9 @@ class Tampering:
     def population(self) -> int:
         return self.inner.population
 
-    def train(self, algorithm: Any, sent: Any, buffers: Any, clients: Sequence[int], plan: Any, round: int, lr: float) -> list[ClientUpload]:
+    def train(
+        self, algorithm: Any, sent: Any, buffers: Any, clients: Sequence[int], plan: Any, round: int, lr: float
+    ) -> list[ClientUpload]:
         answers = self.inner.train(algorithm, sent, buffers, self.arrange(clients), plan, round, lr)
         self.uploads.append({answer.client: answer.upload for answer in answers})
         return self.arrange([self.change(answer, round) for answer in answers])

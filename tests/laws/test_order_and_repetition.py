@@ -12,6 +12,7 @@ import torch
 import fedaccord as fa
 from fedaccord.algorithms import REGISTRY
 
+
 def shuffled(seed: int) -> Any:
     rng = random.Random(seed)
 
@@ -48,7 +49,7 @@ def test_a_run_alone_is_the_run_after_another_in_the_same_process(name: str, tra
     trace(REGISTRY["fedsmoo"](), bn_task, seed=11)
     torch.manual_seed(123)
     torch.randn(17)
-    np.random.seed(5)  # noqa: NPY002
+    np.random.seed(5)
     random.seed(9)
     assert trace(method, bn_task, cohorts=None, client_validation=0.2).bits() == alone
 

@@ -31,7 +31,9 @@ def test_it_is_recorded_with_a_reason_and_keeps_its_old_state(name: str, trace: 
     traced = trace(REGISTRY[name](), change=poisoned(2, 2))
     report = traced.results[1].report
     assert report.accepted == (1, 4, 6) and [each["client"] for each in report.refused] == [2]
-    assert report.refused[0]["code"] == "E101" and report.refused[0]["reason"] == "non_finite" and "0.weight" in report.refused[0]["message"]
+    assert (
+        report.refused[0]["code"] == "E101" and report.refused[0]["reason"] == "non_finite" and "0.weight" in report.refused[0]["message"]
+    )
     assert all(torch.equal(traced.kept[0][2][field], value) for field, value in traced.kept[1][2].items())
     assert traced.settled[1] == {1, 4, 6}
 

@@ -242,6 +242,12 @@ def test_a_source_too_small_for_equal_sizes_is_shared_and_noted() -> None:
     assert "'photo' has too few examples" in partition.notes[0]
 
 
+def test_every_mixed_client_holds_every_source_also_where_one_is_nearly_used_up() -> None:
+    site = np.repeat(["a", "b"], [22, 28])  # 2 x 10 examples for a's own clients would leave 2 for 3 mixed ones
+    shards = ByModality({"a": 2}, mixed=3).split(Attributes(50, site=site), stream(20)).shards
+    assert all(set(site[shards[client]].tolist()) == {"a", "b"} for client in (2, 3, 4))
+
+
 def test_without_mixed_clients_every_source_needs_a_holder() -> None:
     alone = ByModality({"sketch": 1, "art": 2, "photo": 1}).split(Attributes(1000, site=SITES), stream(19)).shards
     assert alone.sizes.tolist() == [400, 250, 250, 100]

@@ -42,7 +42,9 @@ class Guard:
 
     def _signals(self, report: ClientReport, where: str) -> UploadError | None:
         if not isinstance(report.signals, dict):
-            return UploadError("E104", "wrong_fields", f"the signals are a {type(report.signals).__name__}, expected a table of numbers", where)
+            return UploadError(
+                "E104", "wrong_fields", f"the signals are a {type(report.signals).__name__}, expected a table of numbers", where
+            )
         odd = [name for name, value in report.signals.items() if value is not None and number(value) is None]
         return UploadError("E101", "non_finite", f"the reported {odd[0]!r} is {_shown(report.signals[odd[0]])}", where) if odd else None
 

@@ -19,13 +19,14 @@ from fedaccord.config import Resolved, checked_section, read_settings, runs_of, 
 from fedaccord.core.local import upload_template
 from fedaccord.core.state import num_bytes
 from fedaccord.core.vector import FlatModel
-from fedaccord.experiment import available_memory, partition_summary, share_out
+from fedaccord.experiment import partition_summary, share_out
 from fedaccord.partition import Facts, Traits, findings, label_counts
 from fedaccord.partition.examine import readable
 from fedaccord.partition.measures import GradientAngles, feature_shift, gradient_angles, js_distance, label_entropy, mean_of, size_gini
 from fedaccord.runtime.population import Population
 from fedaccord.sampling import Coin, Uniform
 from fedaccord.tasks import Task
+from fedaccord.tasks.memory import available_memory
 
 MAX_CLIENTS = 100  # whose gradients are compared
 BATCH = 500  # examples

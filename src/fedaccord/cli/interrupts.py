@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT or SIGTERM sets `asked`, the second raises KeyboardInterrupt. Each calls `tell(count)` first."""
+    """While entered, the first SIGINT or SIGTERM sets `asked`, the second raises KeyboardInterrupt. Each calls `tell(count)` first."""
 
     def __init__(self, tell: Callable[[int], None] | None = None) -> None:
         self.count, self._tell = 0, tell or self._say

@@ -53,7 +53,7 @@ class Pool:
         self._lock, self._asked = threading.Lock(), 0
 
     def run(self) -> list[Outcome]:
-        """Until all are done. Ctrl-C once: each running one finishes its round and saves, no further one begins. Twice: all stop at once."""
+        """Until all are done. Ctrl-C once: the running ones finish their round and save, no further one begins. Twice: all stop at once."""
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._jobs)]
         with Interrupts(self._interrupt):
             for thread in threads:

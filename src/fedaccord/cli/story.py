@@ -38,10 +38,9 @@ def overview(record: Record, state: str) -> Story:
         lines += ["", "last rounds", *(f"  {round_line(line, rounds)}" for line in record.rounds[-SHOWN:])]
     if refusals:
         lines += ["", f"refused ({len(refusals)} clients)"]
-        lines += [
-            f"  client {each['client']}  {each['times']} times  {each['code']} {each['reason'].replace('_', ' ')}  last in round {each['last_round']}"
-            for each in refusals[:SHOWN]
-        ]
+        for each in refusals[:SHOWN]:
+            why = f"{each['code']} {each['reason'].replace('_', ' ')}"
+            lines.append(f"  client {each['client']}  {each['times']} times  {why}  last in round {each['last_round']}")
         lines += [f"  and {len(refusals) - SHOWN} more"] if len(refusals) > SHOWN else []
         lines.append(f"  See: fedaccord show {run_id} --client {refusals[0]['client']}")
     if state in ("stopped", "interrupted", "failed"):

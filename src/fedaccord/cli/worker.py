@@ -41,7 +41,7 @@ def serve() -> None:
         channel = Channel(interrupts)
         from fedaccord.cli.one import train
         from fedaccord.config import Settings, resolve
-        from fedaccord.core.errors import FedaccordError
+        from fedaccord.core.errors import FedaccordError, InternalFault
 
         for line in sys.stdin:
             order = json.loads(line)
@@ -55,13 +55,8 @@ def serve() -> None:
                 channel.send("interrupted")
                 return
             except Exception as problem:
-                error = {
-                    "code": "E701",
-                    "what": f"{type(problem).__name__}: {problem}",
-                    "where": order["folder"],
-                    "remedy": "Please report it",
-                }
-                channel.send("failed", error=error, exit_code=70, traceback=_trace(problem))
+                fault = InternalFault("E701", f"{type(problem).__name__}: {problem}", order["folder"], "Please report it")
+                channel.send("failed", error=fault.record(), exit_code=fault.exit_code, traceback=_trace(problem))
             else:
                 channel.send("done", status=status)
 

@@ -139,7 +139,7 @@ class Builder:
             try:
                 chosen = user_factory(name)
                 check_kind(kind, chosen, name, self.settings.where(key))
-                return chosen  # type: ignore[no-any-return]
+                return chosen
             except ConfigError as error:
                 self.errors.append(error)
         return None

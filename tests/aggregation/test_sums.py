@@ -1,0 +1,73 @@
+"""sums.py: right, in a fixed order, and integers stay integers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedaccord.aggregation.sums import BLOCK, mean_buffers, weighted_sum
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+@pytest.mark.parametrize("num", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 5 * BLOCK + 3])
+def test_the_sum_is_the_weighted_sum(num: int) -> None:
+    generator = torch.Generator().manual_seed(num)
+    rows, weights = torch.randn(num, 40, generator=generator), torch.rand(num, generator=generator, dtype=torch.float64)
+    got = weighted_sum(list(rows), weights.tolist())
+    assert torch.allclose(got.double(), weights @ rows.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_trees_are_summed_leaf_by_leaf_and_the_uploads_are_not_changed() -> None:
+    one, two = Pair(torch.ones(2), torch.zeros(3)), Pair(torch.ones(2), torch.ones(3))
+    got = weighted_sum([one, two], [0.25, 0.75])
+    assert isinstance(got, Pair) and got.a.tolist() == [1.0, 1.0] and got.b.tolist() == [0.75] * 3
+    assert torch.equal(one.a, torch.ones(2)) and torch.equal(two.b, torch.ones(3))
+
+
+def test_whoever_computes_a_block_the_bits_are_the_same() -> None:
+    """Blocks of 16 in client order, combined as a tree: ((b0 + b1) + b2)."""
+    rows = list(torch.randn(2 * BLOCK + 5, 100, generator=torch.Generator().manual_seed(0)))
+    weights = [1 / (i + 1) for i in range(len(rows))]
+    blocks = [weighted_sum(rows[i : i + BLOCK], weights[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)]
+    assert torch.equal(weighted_sum(rows, weights), (blocks[0] + blocks[1]) + blocks[2])
+
+
+def test_one_client_of_weight_one_is_its_upload_to_the_bit() -> None:
+    row = torch.randn(50)
+    assert torch.equal(weighted_sum([row], [1.0]), row)
+
+
+def test_mean_buffers_keeps_every_dtype_and_shape() -> None:
+    clients = [
+        {
+            "mean": torch.tensor([0.0, 2.0]),
+            "count": torch.tensor(10),
+            "on": torch.tensor(True),
+            "double": torch.tensor(0.1, dtype=torch.float64),
+        },
+        {
+            "mean": torch.tensor([4.0, 2.0]),
+            "count": torch.tensor(13),
+            "on": torch.tensor(False),
+            "double": torch.tensor(0.3, dtype=torch.float64),
+        },
+    ]
+    mean = mean_buffers(clients, [0.75, 0.25])
+    assert mean["mean"].tolist() == [1.0, 2.0]
+    assert mean["count"].dtype == torch.int64 and mean["count"].shape == () and mean["count"] == 11  # 10.75 rounded
+    assert mean["on"].dtype == torch.bool and bool(mean["on"])
+    assert mean["double"].dtype == torch.float64 and float(mean["double"]) == pytest.approx(0.15, abs=1e-16)
+    assert clients[0]["mean"].tolist() == [0.0, 2.0] and clients[0]["count"] == 10
+
+
+def test_large_counters_are_averaged_exactly() -> None:
+    big = 2**40 + 1  # float32 cannot hold it
+    mean = mean_buffers([{"count": torch.tensor(big)}, {"count": torch.tensor(big)}], [0.5, 0.5])
+    assert mean["count"] == big

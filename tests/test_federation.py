@@ -1,0 +1,246 @@
+"""federation.py: the round and the run of many, on clients that answer by script."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaccord.aggregation.guard import Guard
+from fedaccord.aggregation.policy import BySize, Equal
+from fedaccord.algorithms import DynamicSAM, FedAvg
+from fedaccord.core.algorithm import Server, Upload
+from fedaccord.core.errors import ConfigError, UploadError
+from fedaccord.core.local import LocalPlan, upload_template
+from fedaccord.core.reports import ClientReport, Evaluation
+from fedaccord.core.schedule import Exponential
+from fedaccord.core.vector import Layout
+from fedaccord.federation import Federation, Target
+from fedaccord.runtime.base import ClientUpload
+from fedaccord.sampling import Coin, Scripted, Uniform
+
+W = torch.tensor([1.0, -1.0])
+Moves = dict[int, tuple[float, float] | None]  # client -> its delta; None: it does not answer
+
+
+class Clients:
+    """Client i answers with its move; sizes are 10, 20, 30, ..."""
+
+    def __init__(self, moves: Moves, change: Callable[[ClientUpload], ClientUpload] = lambda answer: answer) -> None:
+        self.moves, self.change = moves, change
+        self.settled: list[set[int]] = []
+        self.rates: list[float] = []
+        self.measured: list[list[int]] = []
+        self.population = 5
+
+    def train(
+        self, algorithm: Any, sent: Any, buffers: Any, clients: Sequence[int], plan: Any, round: int, lr: float
+    ) -> list[ClientUpload]:
+        self.rates.append(lr)
+        answers = []
+        for client in clients:
+            move = self.moves.get(client)
+            if move is not None:
+                report = ClientReport(round, client, 10 * (client + 1), steps=2, gradients=2, loss=float(client), bytes_up=8)
+                answers.append(self.change(ClientUpload(client, Upload(torch.tensor(move)), {}, report)))
+        return answers
+
+    def settle(self, accepted: Any) -> None:
+        self.settled.append(set(accepted))
+
+    def evaluate(self, w: Tensor, buffers: Any, clients: Sequence[int]) -> list[Evaluation]:
+        self.measured.append(list(clients))
+        return [Evaluation(1, {"accuracy": 1.0}) for _ in clients]
+
+    save = committed = restore = settle
+
+
+def federation(clients: Clients, **changes: Any) -> Federation:
+    layout = Layout.of(nn.Linear(2, 1, bias=False))
+    algorithm = changes.pop("algorithm", FedAvg())
+    defaults: dict[str, Any] = {
+        "algorithm": algorithm,
+        "runtime": clients,
+        "guard": Guard(upload_template(algorithm, W), {}, layout, 1000),
+        "plan": LocalPlan(lr=0.1),
+        "rounds": 3,
+        "seed": 0,
+        "evaluate_test": lambda w, buffers: Evaluation(4, {"accuracy": 0.5}),
+        "evaluate_validation": lambda w, buffers: Evaluation(0, None, "the task has no validation data"),
+        "sampler": Scripted.of([[0, 1]] * 9),
+    }
+    return Federation(**(defaults | changes))
+
+
+def one_round(moves: Moves, **changes: Any) -> Any:
+    clients = Clients(moves, changes.pop("change", lambda answer: answer))
+    built = federation(clients, **changes)
+    return built.round(built.start(W, {})), clients
+
+
+def test_the_model_moves_by_the_mean_weighted_by_sample_counts() -> None:
+    """Sizes 10 and 20: (1/3) (3, 0) + (2/3) (0, 3) = (1, 2)."""
+    result, _ = one_round({0: (3.0, 0.0), 1: (0.0, 3.0)})
+    assert result.state.server.w.tolist() == pytest.approx([2.0, 1.0])
+    assert [client.weight for client in result.clients] == pytest.approx([1 / 3, 2 / 3])
+    assert result.report.update_norm == pytest.approx(5**0.5)
+
+
+def test_equal_weights_on_request() -> None:
+    result, _ = one_round({0: (3.0, 0.0), 1: (0.0, 3.0)}, policy=Equal())
+    assert result.state.server.w.tolist() == pytest.approx([2.5, 0.5])
+
+
+def test_a_methods_confidence_multiplies_the_policys_weights() -> None:
+    """dynamic_sam with trust 1: weights 10 e^0 and 20 e^-ln 2 = 10, so one half each."""
+
+    def change(answer: ClientUpload) -> ClientUpload:
+        raw = 0.6931471805599453 if answer.client == 1 else 0.0
+        return answer._replace(report=dataclasses.replace(answer.report, signals={"lambda_raw": raw}))
+
+    result, _ = one_round({0: (3.0, 0.0), 1: (0.0, 3.0)}, algorithm=DynamicSAM(trust=1.0), change=change)
+    assert [client.weight for client in result.clients] == pytest.approx([0.5, 0.5])
+
+
+def test_an_absent_client_is_named_and_its_absence_is_no_refusal() -> None:
+    result, clients = one_round({0: (3.0, 0.0), 1: None})
+    assert (result.report.absent, result.report.accepted, result.report.refused) == ((1,), (0,), ())
+    assert clients.settled == [{0}] and not result.report.model_kept
+
+
+def test_a_client_that_reports_an_error_is_refused_with_it() -> None:
+    error = UploadError("E108", "no_data", "the client has no examples to train on", "client 1")
+
+    def change(answer: ClientUpload) -> ClientUpload:
+        return answer._replace(upload=(), error=error) if answer.client == 1 else answer
+
+    result, clients = one_round({0: (3.0, 0.0), 1: (0.0, 0.0)}, change=change)
+    assert result.report.refused == ({"client": 1, "code": "E108", "reason": "no_data", "message": str(error)},)
+    assert clients.settled == [{0}] and result.clients[1].reason == "no_data" and result.clients[1].weight == 0
+
+
+@pytest.mark.parametrize("moves", [{}, {0: (float("nan"), 0.0), 1: (0.0, float("inf"))}], ids=["nobody answers", "all are refused"])
+def test_a_round_without_a_usable_upload_keeps_the_model_and_says_so(moves: Moves) -> None:
+    result, clients = one_round(moves)
+    assert torch.equal(result.state.server.w, W) and result.state.round == 1
+    assert result.report.model_kept and result.report.reason == "no usable upload" and result.report.train_loss is None
+    assert result.report.update_norm == 0 and clients.settled == [set()]
+    assert result.report.test == {"accuracy": 0.5}, "the old model is still measured"
+
+
+def test_finite_uploads_whose_sum_is_not_keep_the_model_and_settle_nobody() -> None:
+    """(1/3) 3.4e38 + (2/3) 3.4e38 fits, and the model moved by it twice does not."""
+    clients = Clients({0: (3.4e38, 0.0), 1: (3.4e38, 0.0)})
+    built = federation(clients)
+    first = built.round(built.start(W, {}))
+    assert torch.isfinite(first.state.server.w).all() and not first.report.model_kept
+    second = built.round(first.state)
+    assert second.report.model_kept and second.report.reason == "the aggregate is not finite"
+    assert torch.equal(second.state.server.w, first.state.server.w) and clients.settled == [{0, 1}, set()]
+
+
+def test_the_learning_rate_follows_the_schedule_and_a_resumed_run_goes_on_with_it() -> None:
+    clients = Clients({0: (1.0, 0.0)})
+    built = federation(clients, plan=LocalPlan(lr=0.1, schedule=Exponential(0.5)))
+    states = [result.state for result in built.run(built.start(W, {}))]
+    assert clients.rates == pytest.approx([0.1, 0.05, 0.025])
+    list(built.run(states[1]))
+    assert clients.rates[3:] == pytest.approx([0.025])
+
+
+def test_clients_are_measured_after_the_last_round_and_as_often_as_asked() -> None:
+    clients = Clients({0: (1.0, 0.0)})
+    built = federation(clients, rounds=5)
+    list(built.run(built.start(W, {})))
+    assert clients.measured == [[0, 1, 2, 3, 4]]
+    often = Clients({0: (1.0, 0.0)})
+    built = federation(often, rounds=5, evaluate_clients_every=2)
+    results = list(built.run(built.start(W, {})))
+    assert len(often.measured) == 3 and [len(result.evaluations) for result in results] == [0, 5, 0, 5, 5]
+
+
+def test_between_evaluations_the_metric_is_null_with_a_reason_and_the_last_round_is_measured() -> None:
+    built = federation(Clients({0: (1.0, 0.0)}), rounds=5, evaluate_every=3)
+    reports = [result.report for result in built.run(built.start(W, {}))]
+    assert [report.test is not None for report in reports] == [False, False, True, False, True]
+    assert reports[0].test_reason == "evaluated every 3 rounds"
+
+
+@pytest.mark.parametrize(
+    ("target", "rounds"), [(Target("accuracy", 0.5), 2), (Target("loss", 0.45, falling=True), 3), (Target("auc", 0.1), 5)]
+)
+def test_the_run_ends_where_the_validation_metric_reaches_the_target(target: Target, rounds: int) -> None:
+    values = iter([0.3, 0.5, 0.7, 0.8, 0.9])
+
+    def validation(w: Tensor, buffers: Any) -> Evaluation:
+        value = next(values)
+        return Evaluation(4, {"accuracy": value, "loss": 1.1 - value})
+
+    clients = Clients({0: (1.0, 0.0)})
+    built = federation(clients, rounds=5, evaluate_validation=validation, stop_at=target)
+    assert len(list(built.run(built.start(W, {})))) == rounds
+    assert clients.measured == [[0, 1, 2, 3, 4]], "the clients are measured in the round that turns out to be the last"
+
+
+def test_traffic_and_gradients_are_counted_for_all_who_answered() -> None:
+    def change(answer: ClientUpload) -> ClientUpload:
+        return answer._replace(upload=Upload(torch.full((2,), float("nan")))) if answer.client == 1 else answer
+
+    result, _ = one_round({0: (1.0, 0.0), 1: (1.0, 0.0)}, change=change)
+    assert (result.report.gradients, result.report.bytes_up, result.report.bytes_down) == (4, 16, 2 * 8)
+    assert result.report.train_loss == 0.0, "of the accepted"
+
+
+def test_the_server_state_is_never_changed_in_place() -> None:
+    built = federation(Clients({0: (1.0, 2.0), 1: (3.0, 4.0)}))
+    start = built.start(W.clone(), {})
+    built.round(start)
+    assert isinstance(start.server, Server) and torch.equal(start.server.w, W)
+
+
+# Samplers
+
+
+def test_a_uniform_cohort_has_its_size_no_repeats_and_its_own_stream_each_round() -> None:
+    draws = [Uniform(4).draw(t, 10, seed=3) for t in range(1, 40)]
+    assert all(len(set(draw)) == 4 and list(draw) == sorted(draw) and set(draw) <= set(range(10)) for draw in draws)
+    assert Uniform(4).draw(7, 10, seed=3) == draws[6] and len(set(draws)) > 20
+    assert Uniform(10).draw(1, 10, 0) == tuple(range(10))
+    with pytest.raises(ConfigError, match="a cohort of 11 out of 10 clients"):
+        Uniform(11).draw(1, 10, 0)
+
+
+def test_every_client_is_asked_equally_often() -> None:
+    counts = torch.zeros(10)
+    for t in range(2000):
+        counts[list(Uniform(3).draw(t, 10, 0))] += 1
+    assert float((counts / 2000 - 0.3).abs().max()) < 0.05
+    coin = torch.zeros(10)
+    for t in range(2000):
+        coin[list(Coin(0.3).draw(t, 10, 0))] += 1
+    assert float((coin / 2000 - 0.3 / (1 - 0.7**10)).abs().max()) < 0.05
+
+
+def test_a_coin_gives_cohorts_of_several_sizes_and_asks_nobody_only_where_nobody_can_be() -> None:
+    sizes = {len(Coin(0.3).draw(t, 10, 0)) for t in range(200)}
+    assert 0 not in sizes and len(sizes) > 4
+    assert Coin(0.0).draw(1, 10, 0) == () and Coin(1.0).draw(1, 3, 0) == (0, 1, 2)
+
+
+def test_a_script_is_followed_and_checked() -> None:
+    assert Scripted.of([[3, 1], []]).draw(1, 5, 0) == (1, 3) and Scripted.of([[3, 1], []]).draw(2, 5, 0) == ()
+    for cohorts, round, said in (
+        ([[1]], 2, "round 2 has no scripted cohort"),
+        ([[1, 1]], 1, "names a client twice"),
+        ([[5]], 1, "names client 5"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Scripted.of(cohorts).draw(round, 5, 0)
+
+
+def test_the_default_policy_is_by_size() -> None:
+    assert federation(Clients({})).policy == BySize()
