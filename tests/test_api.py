@@ -125,7 +125,7 @@ def test_a_wrong_argument_is_named(task: fa.Task, options: dict[str, Any], code:
 
 
 def test_a_hyper_parameter_out_of_range_is_named(task: fa.Task) -> None:
-    with pytest.raises(ConfigError, match="E203 algorithm.mu"):
+    with pytest.raises(ConfigError, match=r"E203 algorithm\.mu"):
         fa.run(task, fa.FedProx(mu=-1.0), **OPTIONS)
     with pytest.raises(ConfigError, match="E202"):
         fa.run(task, fa.FedProx, **OPTIONS)  # type: ignore[arg-type]

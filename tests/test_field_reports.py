@@ -231,7 +231,7 @@ def test_each_layer_gets_its_own_slice_of_the_vector(name: str, request: pytest.
 
 
 def test_duals_are_a_mean_over_all_clients_though_one_in_ten_takes_part(digits: fa.Task) -> None:
-    """Row 17: one client of ten: w1 - w0 = delta + drift with drift = delta / 10, so drift = (w1 - w0) / 11; an active-only mean is delta."""
+    """Row 17: one client of ten: w1 - w0 = delta + drift with drift = delta / 10, so drift = (w1 - w0) / 11; active only, it is delta."""
     options: dict[str, Any] = {"cohort": [[4]], "rounds": 1}
     dyn = run(digits, fa.FedDyn(alpha=0.1), fa.IID(clients=10), **options)
     moved = dyn.weights(1) - dyn.weights(0)
@@ -372,5 +372,5 @@ def test_an_unknown_key_in_a_file_is_an_error_and_an_override_is_felt(tmp_path: 
     assert (plain.experiment.run.seed, changed.experiment.run.seed) == (1, 7)
     assert (plain.experiment.partition.alpha, changed.experiment.partition.alpha) == (0.3, 0.05)  # type: ignore[attr-defined]
     path.write_text(TOML.replace("seed = 1", "sede = 1"))
-    with pytest.raises(fa.FedaccordError, match="E201.*sede.*seed"):
+    with pytest.raises(fa.FedaccordError, match=r"E201.*sede.*seed"):
         runs_of(read_settings(path))

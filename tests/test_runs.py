@@ -106,7 +106,7 @@ def test_a_finished_run_can_be_resumed_and_nothing_happens(task: fa.Task, tmp_pa
 
 def test_what_changed_since_the_run_began_is_named(task: fa.Task, tmp_path: Path) -> None:
     fa.run(task, fa.FedAvg(), folder=tmp_path / "run", **OPTIONS)
-    with pytest.raises(ConfigError, match="E212 changed since the run began: run.seed"):
+    with pytest.raises(ConfigError, match=r"E212 changed since the run began: run\.seed"):
         fa.run(task, fa.FedAvg(), folder=tmp_path / "run", resume=True, seed=1, **OPTIONS)
     other = fa.Task(model=net, loss=F.cross_entropy, train=rows(seed=9), test=rows(20, 1))
     with pytest.raises(ConfigError, match="the data"):
@@ -241,7 +241,7 @@ def test_reading_what_is_no_run_or_damaged_is_an_error_with_the_place(tmp_path: 
         runs.read(tmp_path / "run")
     (tmp_path / "run" / "rounds.jsonl").write_text("")
     (tmp_path / "run" / "status.json").write_text("{")
-    with pytest.raises(StorageError, match="E322 status.json"):
+    with pytest.raises(StorageError, match=r"E322 status\.json"):
         runs.read(tmp_path / "run")
 
 

@@ -172,6 +172,8 @@ def skipped(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
         return True
+    if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
+        return True
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom)
 
 

@@ -33,13 +33,13 @@ from fedaccord.experiment import (
     partition_summary,
     plain,
     prepare,
-    require_memory,
 )
 from fedaccord.federation import RunState
 from fedaccord.partition import Partition, Partitioner
 from fedaccord.runs import Record, RunFolder, lines_of
 from fedaccord.sampling import Coin, Sampler, Scripted, Uniform
 from fedaccord.tasks import Task
+from fedaccord.tasks.memory import require_memory
 from fedaccord.telemetry import Event, Tee, Telemetry
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def execute(
         )
         if folder is None and experiment.run.keep_weights:
             needed = experiment.run.rounds * num_bytes(prepared.start.server.w)
-            require_memory(needed, "the weights of every round", "Set keep_weights to false, or give the run a folder")
+            require_memory(needed, "the weights of every round", "run.keep_weights", "Set keep_weights to false, or give the run a folder")
         disk, state = _open(folder, resume, record, prepared, experiment_toml)
         sinks = Tee(tuple(telemetry))
         weights = {0: prepared.start.server.w}

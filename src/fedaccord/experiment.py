@@ -22,7 +22,7 @@ from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import POLICIES, BySize, Policy
 from fedaccord.algorithms import REGISTRY, FedAvg
 from fedaccord.core.algorithm import Algorithm, Count, Positive, PositiveCount
-from fedaccord.core.errors import ConfigError, DataError, PartitionError
+from fedaccord.core.errors import ConfigError, PartitionError
 from fedaccord.core.local import LocalPlan, upload_template
 from fedaccord.core.optimizer import LOCAL_OPTIMIZERS, LocalOptimizer
 from fedaccord.core.reports import Evaluation
@@ -39,7 +39,7 @@ from fedaccord.runtime.sequential import Sequential
 from fedaccord.runtime.states import ClientStates, InMemory, MemoryMapped
 from fedaccord.sampling import SAMPLERS, Sampler, Uniform
 from fedaccord.tasks import Examples, Task
-from fedaccord.tasks.memory import available_memory
+from fedaccord.tasks.memory import require_memory
 
 HeldOut = Annotated[float, Ge(0), Lt(1)]
 
@@ -163,7 +163,7 @@ def share_out(experiment: Experiment, task: Task) -> tuple[Population, Partition
 def _noisy(x: Tensor, partition: Partition, seed: int) -> Tensor:
     """Inputs with each client's own Gaussian noise, drawn once: an example looks the same in every epoch."""
     assert partition.noise is not None
-    require_memory(x.numel() * x.element_size(), "a noisy copy of the inputs", "Use fewer examples")
+    require_memory(x.numel() * x.element_size(), "a noisy copy of the inputs", "partition", "Use fewer examples")
     noisy = x.clone()
     for client, std in enumerate(partition.noise):
         rows = torch.from_numpy(partition.shards[client])
@@ -188,15 +188,10 @@ def _states(experiment: Experiment, like: Any, population: int, folder: Path | N
                 "E208", "memory-mapped client state needs a folder", "runtime.state", "Give the run a folder, or use state = 'memory'"
             )
         return MemoryMapped(like, population, folder / "clients")
-    require_memory(population * num_bytes(like), f"the state of {population} clients", "Set runtime.state = 'memory_mapped'")
+    require_memory(
+        population * num_bytes(like), f"the state of {population} clients", "runtime.state", "Set runtime.state = 'memory_mapped'"
+    )
     return InMemory(like)
-
-
-def require_memory(needed: int, what: str, remedy: str) -> None:
-    """E307 where `needed` bytes are more than the machine has free."""
-    available = available_memory()
-    if needed > available:
-        raise DataError("E307", f"{what} would take {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are free", remedy=remedy)
 
 
 def _evaluator(model: FlatModel, task: Task, examples: Examples | None, split: str, has_local_buffers: bool) -> Any:

@@ -96,21 +96,19 @@ class Federation:
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
         cohort = self.sampler.draw(t, self.runtime.population, self.seed)
         sent = self.algorithm.broadcast(state.server)
-        answers = sorted(
-            self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr), key=lambda answer: answer.client
-        )
-
+        arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
+        answers, surplus = _one_answer_each(arrived, cohort)
         refusals = {answer.client: self._refusal(answer) for answer in answers}
         passed = [answer for answer in answers if refusals[answer.client] is None]
         weights = self._weights(passed)
         refusals |= {answer.client: _left_out(answer.client) for answer, weight in zip(passed, weights, strict=True) if not weight > 0}
         counted = [(answer, weight) for answer, weight in zip(passed, weights, strict=True) if weight > 0]
-        new, reason = self._updated(state, counted, t)
-        if new is None:
-            new, counted = state._replace(round=t), []
+        new, summed, reason = self._updated(state, counted, t)
+        if summed is None:
+            counted = []
         self.runtime.settle({answer.client for answer, _ in counted})
 
-        clients, shape = self._client_reports(answers, counted, refusals, state, new)
+        clients, shape = self._client_reports(answers, counted, refusals, summed, state, new)
         test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
         is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
@@ -123,7 +121,9 @@ class Federation:
             lr=lr,
             cohort=cohort,
             accepted=tuple(answer.client for answer, _ in counted),
-            refused=tuple({"client": c, "code": r.code, "reason": r.reason, "message": str(r)} for c, r in refusals.items() if r),
+            refused=tuple(
+                {"client": c, "code": r.code, "reason": r.reason, "message": str(r)} for c, r in [*refusals.items(), *surplus] if r
+            ),
             absent=tuple(client for client in cohort if client not in answered),
             train_loss=finite(sum(losses) / len(losses)) if losses else None,
             test=test.metrics,
@@ -154,30 +154,33 @@ class Federation:
         total = float(weights.sum())
         return [float(weight) / total for weight in weights] if total > 0 else [0.0] * len(reports)
 
-    def _updated(self, state: RunState, counted: Sequence[tuple[ClientUpload, float]], t: int) -> tuple[RunState | None, str | None]:
-        """The state after this round's uploads; None and the reason where the old model has to stay."""
+    def _updated(
+        self, state: RunState, counted: Sequence[tuple[ClientUpload, float]], t: int
+    ) -> tuple[RunState, Cohort | None, str | None]:
+        """The state after this round's uploads and their sums; no sums and a reason where the old model has to stay."""
         if not counted:
-            return None, "no usable upload"
+            return state._replace(round=t), None, "no usable upload"
         uploads, weights = [answer.upload for answer, _ in counted], [weight for _, weight in counted]
         size = len(counted)
         cohort = Cohort(weighted_sum(uploads, weights), weighted_sum(uploads, [1 / size] * size), size, self.runtime.population)
         server = self.algorithm.update(state.server, cohort)
         buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
         if not all(torch.isfinite(leaf).all() for leaf in to_arrays((server, buffers)).values()):
-            return None, "the aggregate is not finite"
-        return RunState(t, server, buffers), None
+            return state._replace(round=t), None, "the aggregate is not finite"
+        return RunState(t, server, buffers), cohort, None
 
     def _client_reports(
         self,
         answers: Sequence[ClientUpload],
         counted: Sequence[tuple[ClientUpload, float]],
         refusals: dict[int, UploadError | None],
+        summed: Cohort | None,
         old: RunState,
         new: RunState,
     ) -> tuple[tuple[ClientReport, ...], _Shape]:
         deltas = [answer.upload.delta for answer, _ in counted]
         weights = [weight for _, weight in counted]
-        mean = weighted_sum(deltas, weights) if deltas else torch.zeros_like(old.server.w)
+        mean = torch.zeros_like(old.server.w) if summed is None else summed.weighted.delta
         shape = geometry(deltas, mean, old.server.w, new.server.w)
         place = {answer.client: i for i, (answer, _) in enumerate(counted)}
         reports = []
@@ -201,6 +204,21 @@ class Federation:
 def _total(counts: Iterable[int]) -> int:
     """Sum of what clients say they did; what is no whole number counts 0."""
     return sum(count for count in counts if isinstance(count, int) and number(count))
+
+
+def _one_answer_each(arrived: Sequence[ClientUpload], cohort: Sequence[int]) -> tuple[list[ClientUpload], list[tuple[int, UploadError]]]:
+    """The first answer of each client that was asked, in client order, and why the others do not count."""
+    first: dict[int, ClientUpload] = {}
+    surplus = []
+    for answer in arrived:
+        where = f"client {answer.client}"
+        if answer.client not in cohort:
+            surplus.append((answer.client, UploadError("E114", "not_asked", "the client was not asked in this round", where)))
+        elif answer.client in first:
+            surplus.append((answer.client, UploadError("E114", "duplicate", "the client answered before in this round", where)))
+        else:
+            first[answer.client] = answer
+    return [first[client] for client in sorted(first)], surplus
 
 
 def _left_out(client: int) -> UploadError:

@@ -52,7 +52,7 @@ def train(
     reference: Sequence[Sequence[float]] = (),
     random: Sequence[float] = (1.0,),
 ) -> Outcome:
-    """`steps` plain SGD steps. reference: the targets b of the further reference batches; validation: (a, b) of the examples that do not train."""
+    """`steps` plain SGD steps. reference: targets b of further reference batches; validation: (a, b) of examples that do not train."""
     held_out = None if validation is None else Quadratic(vector(*validation[0]), vector(*validation[1]), 0)
     others = [Quadratic(vector(*a), vector(*target), 0) for target in reference]
     local = method.begin(RoundStart(round, lr, others, held_out, lambda: vector(*random)), sent, kept)

@@ -145,7 +145,7 @@ def test_consistency_is_the_cosine_of_the_last_gradient_and_that_at_the_global_m
 
 
 def test_more_reference_batches_make_the_reference_their_mean(one_round: Any, vec: Any) -> None:
-    """First batch at 0: (-1, -1); two more with b = (1, 0) and (1, 2): (-1, 0), (-1, -1). Mean (-1, -2/3); the last gradient is (0, -0.5)."""
+    """First batch at 0: (-1, -1); more with b = (1, 0) and (1, 2): (-1, 0), (-1, -1). Mean (-1, -2/3); the last gradient is (0, -0.5)."""
     method = DynamicSAM(reference_batches=3)
     zero = torch.zeros(2, dtype=torch.float64)
     done = one_round(

@@ -251,7 +251,7 @@ def test_refused_clients_are_told_with_the_reason(call: Call, project: Path) -> 
 
 @pytest.mark.usefixtures("quick_report")
 def test_state_that_would_not_fit_in_memory_is_e307_before_training(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedaccord.experiment.available_memory", lambda: 500)
+    monkeypatch.setattr("fedaccord.tasks.memory.available_memory", lambda: 500)
     failed = call("run", "experiment.toml")
     assert failed.code == 3
     assert "E307 the state of 6 clients would take" in failed.err and "memory_mapped" in failed.err

@@ -91,7 +91,7 @@ class TwoPasses(Algorithm):
 
 
 def test_batch_norm_moves_in_the_clean_pass_alone(module: nn.Module) -> None:
-    """One step: the statistics are those of the clean weights, though the second pass saw others; the counter counts batches, not passes."""
+    """One step: the statistics are those of the clean weights, though the second pass saw others; counters count batches, not passes."""
     (batch,) = data(steps=1)
     trained = train(TwoPasses(), module, LocalPlan(lr=0.1), [batch])
     reference = copy.deepcopy(module).train()

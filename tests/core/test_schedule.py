@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fedaccord.core.schedule import SCHEDULES, Constant, Cosine, Exponential
@@ -11,7 +13,7 @@ from fedaccord.core.schedule import SCHEDULES, Constant, Cosine, Exponential
 def test_every_schedule_starts_at_one_and_never_rises(schedule: Constant) -> None:
     factors = [schedule.factor(t, 10) for t in range(1, 11)]
     assert factors[0] == 1.0
-    assert all(later <= earlier for earlier, later in zip(factors, factors[1:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(factors))
     assert schedule.factor(1, 1) == 1.0
 
 

@@ -147,7 +147,7 @@ def test_weights_of_another_model_are_refused_with_the_name_of_the_layer(module:
     named = {name: p.detach() for name, p in module.named_parameters()}
     with pytest.raises(DataError, match=r"E112 'body.weight' is \(6, 6\) in the model and \(6, 5\)"):
         layout.flatten(named | {"body.weight": torch.zeros(6, 5)})
-    with pytest.raises(DataError, match="'norm.bias'"):
+    with pytest.raises(DataError, match=r"'norm.bias'"):
         layout.flatten({name: p for name, p in named.items() if name != "norm.bias"})
     with pytest.raises(DataError, match="E112"):
         load_into(module, torch.zeros(layout.size + 1), {})

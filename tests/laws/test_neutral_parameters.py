@@ -9,12 +9,12 @@ import torch
 
 import fedaccord as fa
 
-OFF = {"lambda_min": 0.0, "lambda_max": 0.0, "rho_min": 0.0, "rho_max": 0.0, "trust": 0.0, "clip_norm": 1e30}
+OFF = {"lambda_min": 0.0, "lambda_max": 0.0, "rho_min": 0.0, "rho_max": 0.0, "trust": 0.0, "clip_norm": 0.0}
 NEUTRAL = {
     "fedprox": fa.FedProx(mu=0.0),
     "fedsam": fa.FedSAM(rho=0.0),
     "dynamic_sam": fa.DynamicSAM(**OFF),  # type: ignore[arg-type]
-    "dynamic_sam in warm-up": fa.DynamicSAM(warmup_rounds=99, trust=0.0, clip_norm=1e30),
+    "dynamic_sam in warm-up": fa.DynamicSAM(warmup_rounds=99, trust=0.0, clip_norm=0.0),
 }
 NOT_NEUTRAL = {"fedprox": fa.FedProx(mu=0.1), "fedsam": fa.FedSAM(rho=0.01), "dynamic_sam": fa.DynamicSAM(warmup_rounds=0)}
 

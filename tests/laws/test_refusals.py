@@ -74,3 +74,23 @@ def test_a_client_that_the_policy_leaves_out_is_not_settled_either(trace: Any) -
     assert all(2 not in settled for settled in traced.settled) and all(2 not in kept for kept in traced.kept)
     line = next(each for each in traced.results[0].clients if each.client == 2)
     assert (line.accepted, line.code, line.reason) == (False, "E111", "no_weight")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_answers_nobody_asked_for_and_second_answers_change_nothing(name: str, trace: Any) -> None:
+    """A stranger's answer and a second, different one of client 2 arrive behind the others."""
+    method = REGISTRY[name]()
+
+    def with_surplus(answers: Any) -> list[Any]:
+        if isinstance(answers[0], int):  # the clients to train, not their answers
+            return list(answers)
+        second = answers[1]._replace(upload=answers[1].upload._replace(delta=answers[1].upload.delta * 5))
+        return [*answers, second, answers[0]._replace(client=6)]
+
+    script = [(0, 2, 3, 5), (1, 2, 4, 5)]
+    plain = trace(method, cohorts=script, rounds=2)
+    crowded = trace(method, cohorts=script, rounds=2, arrange=with_surplus)
+    assert [a[:2] for a in plain.bits()] == [b[:2] for b in crowded.bits()]
+    refused = [(each["client"], each["code"], each["reason"]) for each in crowded.results[0].report.refused]
+    assert refused == [(2, "E114", "duplicate"), (6, "E114", "not_asked")]
+    assert crowded.results[0].report.accepted == (0, 2, 3, 5)

@@ -55,6 +55,15 @@ def test_dropout_and_random_directions_do_not_depend_on_who_trained_before() -> 
     assert not torch.equal(train(made, [2], round=2)[2].upload.delta, alone[2].upload.delta)
 
 
+def test_each_client_and_each_round_drops_out_anew() -> None:
+    """All rows are equal, so that dropout alone can tell two clients, or two rounds, apart."""
+    made = prepared(fa.FedAvg(), model=lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), x=torch.ones(40, 4))
+    made.data.y.fill_(1)
+    first, second = train(made, [0, 1]), train(made, [0], round=2)
+    assert not torch.equal(first[0].upload.delta, first[1].upload.delta)
+    assert not torch.equal(first[0].upload.delta, second[0].upload.delta)
+
+
 def test_a_report_says_what_the_client_did() -> None:
     report = train(prepared(fa.Scaffold()), [1])[1].report
     assert (report.num_examples, report.steps, report.gradients, len(report.epoch_losses)) == (10, 4, 4, 2)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, Positive, PositiveCount, RoundStart, Server, Share, Upload, Work
+from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, PositiveCount, RoundStart, Server, Share, Upload, Work
 from fedaccord.core.gradient import ahead, cosine, shortened
 from fedaccord.core.reports import ClientReport
 
@@ -63,7 +63,7 @@ class DynamicSAM(Algorithm):
     rho_max: NonNegative = 0.05
     mix: Share = 0.5  # 1 is textbook SAM, 0 is plain SGD at the cost of SAM
     pull: NonNegative = 0.5  # 0.5 belongs to mix = 0.5, 1 to mix = 1
-    clip_norm: Positive = 10.0
+    clip_norm: NonNegative = 10.0  # 0: no clip
     noise_floor: NonNegative = 0.01  # sigma below this share of the loss counts as 0
     warmup_rounds: int = 3
     reference_batches: PositiveCount = 1
@@ -99,7 +99,7 @@ class DynamicSAM(Algorithm):
             local = local._replace(reference=(local.reference + g0) / local.num_reference)
         local = local._replace(final=g_sam, rises=local.rises + (above - loss), losses=local.losses + loss)
         pulled = torch.addcmul(g_sam, 2 * self.pull * local.strength, w - sent.w)
-        return shortened(pulled, self.clip_norm), local
+        return shortened(pulled, self.clip_norm) if self.clip_norm else pulled, local
 
     def upload(self, w: Tensor, sent: Server, local: Local, work: Work) -> tuple[Upload, Kept]:
         kept = local.kept

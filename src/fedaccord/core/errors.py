@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "E111": "an upload was given no weight",
     "E112": "a vector does not fit the model's layout",
     "E113": "training met a non-finite value",
+    "E114": "an answer from a client that was not asked, or a second one from the same client",
     # 2xx: configuration and use
     "E201": "unknown key",
     "E202": "wrong type",
@@ -146,6 +147,8 @@ class InternalFault(FedaccordError):
 
 
 REASONS = (
+    "not_asked",
+    "duplicate",
     "non_finite",
     "wrong_shape",
     "wrong_dtype",

@@ -12,8 +12,8 @@ LARGEST_KEPT_REST = 256 << 20  # bytes
 def keep_freed_blocks() -> bool:
     """Set its thresholds, for the whole process; False where the C library is another one.
 
-    Vectors of a few hundred kB are freed and taken again in every step. By default glibc hands them back to the kernel and faults each page in
-    anew, which was measured at about a tenth of a step.
+    Vectors of a few hundred kB are freed and taken again in every step. By default glibc hands them back to the kernel and faults each
+    page in anew, which was measured at about a tenth of a step.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

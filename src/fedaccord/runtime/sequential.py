@@ -67,9 +67,9 @@ class Sequential:
         kept, buffers = self._own_state(algorithm, sent, buffers, client)
         try:
             trained = self._local_training(algorithm, sent, buffers, kept, client, plan, round, lr)
-        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as problem:
-            if isinstance(problem, NonFiniteError):
-                raise
+        except NonFiniteError:
+            raise
+        except Exception as problem:  # whatever a user's model or loss raises is this client's failure, not the round's
             error = UploadError(
                 "E107", "client_error", f"{type(problem).__name__}: {problem}", where, "Run with debug on for the traceback"
             )
