@@ -59,6 +59,7 @@ RULES: dict[str, tuple[str, ...] | None] = {
 
 # Faults that no test can see, by name, and why.
 EQUIVALENT: dict[str, str] = {
+    "core/optimizer.py::Sgd.effective_steps: if m == 0 -> if False": "a shortcut: without momentum the loop adds as many ones",
     "core/gradient.py::ahead: norm.clamp(min=EPS) -> norm": "where the norm is below 1e-12 the quotient is not the one that is chosen",
 }
 

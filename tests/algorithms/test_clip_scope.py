@@ -15,7 +15,7 @@ FREE = [fa.FedAvg(), fa.Scaffold(), fa.FedSAM(), fa.DynamicSAM()]
 
 @pytest.mark.parametrize("method", PULLED, ids=lambda method: type(method).__name__)
 def test_far_from_zero_the_reference_clip_leaves_a_weight_decay_behind(method: fa.Algorithm) -> None:
-    """At w = w_t, with no data gradient, a step should not move. |w| = 50, weight 0.5, clip 10: the inner half, of length 25, is cut to 10."""
+    """At w = w_t, without a data gradient, a step should not move. |w| = 50, weight 0.5: the inner half, of length 25, is cut to 10."""
     w = torch.tensor([30.0, 40.0])
     moved = CLIP_SCOPES["reference"](torch.zeros(2), w, 10.0, method.proximal_weight)
     assert moved.tolist() == pytest.approx([0.5 * 30 * (1 - 10 / 25), 0.5 * 40 * (1 - 10 / 25)], rel=1e-5)

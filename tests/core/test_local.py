@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -305,3 +306,43 @@ def test_a_client_without_examples_has_no_batch() -> None:
 def test_epoch_means_split_the_steps_by_epoch() -> None:
     assert epoch_means([1.0, 3.0, 5.0, 7.0], 2) == (2.0, 6.0)
     assert epoch_means([4.0], 5) == (4.0,) and epoch_means([], 5) == ()
+
+
+@dataclass(frozen=True)
+class KeepsItsPath(Algorithm):
+    """A method that keeps the weights of every step, as they were given to it."""
+
+    def direction(self, grad: BatchGrad, w: Tensor, sent: Server, local: Any) -> tuple[Tensor, Any]:
+        return grad(w), (*local, w)
+
+
+def test_weights_that_a_method_keeps_stay_as_they_were(module: nn.Module) -> None:
+    """The loop writes the next weights over the last ones where nobody looks at them; here somebody does."""
+    plain = train(Algorithm(), module, LocalPlan(lr=0.1), data())
+    keeping = train(KeepsItsPath(), module, LocalPlan(lr=0.1), data())
+    assert torch.equal(plain.upload.delta, keeping.upload.delta)
+    path = keeping.kept
+    assert torch.equal(path[0], vector_of(module)) and len(path) == 6
+    assert all(not torch.equal(a, b) for a, b in pairwise(path))
+    two_steps = train(Algorithm(), module, LocalPlan(lr=0.1), data()[:2])
+    assert torch.equal(path[2] - path[0], two_steps.upload.delta)
+
+
+def test_the_global_model_is_not_written_over(module: nn.Module) -> None:
+    model = FlatModel(module)
+    before = model.initial_w.clone()
+    local_training(
+        Algorithm(),
+        model,
+        F.cross_entropy,
+        LocalPlan(lr=0.1),
+        Server(model.initial_w),
+        model.initial_buffers,
+        (),
+        lambda: iter(data()),
+        round=1,
+        lr=0.1,
+        validation=None,
+        random_direction=lambda: torch.zeros_like(before),
+    )
+    assert torch.equal(model.initial_w, before)

@@ -17,7 +17,7 @@ from fedaccord.core.algorithm import Algorithm, NonNegative, Objective, Positive
 from fedaccord.core.gradient import CLIP_SCOPES, shortened
 from fedaccord.core.optimizer import LocalOptimizer, Sgd
 from fedaccord.core.schedule import Constant, Schedule
-from fedaccord.core.state import State
+from fedaccord.core.state import State, holds
 from fedaccord.core.vector import Buffers, FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], y [B, ...]) -> mean loss []
@@ -98,8 +98,8 @@ class ObjectiveGrad:
         self.first_loss: Tensor | None = None
 
     def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        clean = self.passes == 0 and self._moving is not None
-        buffers = self._moving if clean and self._moving is not None else {name: b.clone() for name, b in self._resting.items()}
+        moving = self._moving if self.passes == 0 else None
+        buffers = {name: b.clone() for name, b in self._resting.items()} if moving is None else moving
         leaf = w.detach().requires_grad_()
         loss = self._objective(buffers)(leaf)
         (gradient,) = torch.autograd.grad(loss, leaf)
@@ -158,7 +158,8 @@ def local_training(
             direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
         if plan.weight_decay:
             direction = direction + plan.weight_decay * w
-        w, moments = plan.optimizer.step(w, direction, moments, lr)
+        own = w if losses and not holds(local, w) else None  # w is ours from the second step on, unless the method keeps it
+        w, moments = plan.optimizer.step(w, direction, moments, lr, own)
         gradients += grad.passes
         losses.append(w.new_zeros(()) if grad.first_loss is None else grad.first_loss)
         if watch:

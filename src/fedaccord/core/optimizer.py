@@ -1,4 +1,7 @@
-"""Local optimisers as pure functions: (w, direction, moments, lr) -> (w, moments). Moments start afresh in every round."""
+"""Local optimisers as pure functions: (w, direction, moments, lr) -> (w, moments). Moments start afresh in every round.
+
+`into` is memory that the new w may be written to, w's own where nobody else looks at it; None for a fresh vector.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class LocalOptimizer(Protocol):
 
     def init(self, w: Tensor) -> Any: ...
 
-    def step(self, w: Tensor, direction: Tensor, moments: Any, lr: float) -> tuple[Tensor, Any]: ...
+    def step(self, w: Tensor, direction: Tensor, moments: Any, lr: float, into: Tensor | None = None) -> tuple[Tensor, Any]: ...
 
     def effective_steps(self, steps: int) -> float:
         """Displacement that `steps` equal directions of length 1 bring, in units of lr (FedNova's a_i)."""
@@ -35,12 +38,12 @@ class Sgd:
     def init(self, w: Tensor) -> Any:
         return torch.zeros_like(w) if self.momentum else ()
 
-    def step(self, w: Tensor, direction: Tensor, moments: Any, lr: float) -> tuple[Tensor, Any]:
+    def step(self, w: Tensor, direction: Tensor, moments: Any, lr: float, into: Tensor | None = None) -> tuple[Tensor, Any]:
         if not self.momentum:  # a hyper-parameter, not a value of a tensor
-            return w.sub(direction, alpha=lr), moments
+            return torch.sub(w, direction, alpha=lr, out=into), moments
         moments = self.momentum * moments + direction
         along = direction + self.momentum * moments if self.nesterov else moments
-        return w.sub(along, alpha=lr), moments
+        return torch.sub(w, along, alpha=lr, out=into), moments
 
     def effective_steps(self, steps: int) -> float:
         """(K - m (1 - m^K) / (1 - m)) / (1 - m), Wang et al. 2020 (FedNova, arXiv:2007.07481), §4; K without momentum or with m = 1."""
@@ -73,7 +76,7 @@ class Adam:
             torch.zeros_like(w), torch.zeros_like(w), torch.zeros((), dtype=torch.float64)
         )  # 1 - 0.999^k loses 4 digits in float32
 
-    def step(self, w: Tensor, direction: Tensor, moments: AdamMoments, lr: float) -> tuple[Tensor, AdamMoments]:
+    def step(self, w: Tensor, direction: Tensor, moments: AdamMoments, lr: float, into: Tensor | None = None) -> tuple[Tensor, AdamMoments]:
         k = moments.step + 1
         m = self.beta1 * moments.m + (1 - self.beta1) * direction
         v = self.beta2 * moments.v + (1 - self.beta2) * direction**2
@@ -97,7 +100,7 @@ class AdamW:
     def init(self, w: Tensor) -> AdamMoments:
         return self._adam().init(w)
 
-    def step(self, w: Tensor, direction: Tensor, moments: AdamMoments, lr: float) -> tuple[Tensor, AdamMoments]:
+    def step(self, w: Tensor, direction: Tensor, moments: AdamMoments, lr: float, into: Tensor | None = None) -> tuple[Tensor, AdamMoments]:
         return self._adam().step(w * (1 - lr * self.decay), direction, moments, lr)
 
     def effective_steps(self, steps: int) -> float:

@@ -62,6 +62,13 @@ def from_arrays(like: State, arrays: dict[str, Tensor], path: str = "") -> State
     return type(like)(**parts) if hasattr(like, "_fields") else tuple(parts.values())
 
 
+def holds(state: State, w: Tensor) -> bool:
+    """Whether a tensor of the tree lies in the memory of `w`. Other values in the tree are passed over."""
+    if isinstance(state, Tensor):
+        return state.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
+    return any(holds(part, w) for part in (state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()))
+
+
 def num_bytes(state: State) -> int:
     """Bytes of all leaves: what the tree costs in memory and, uncompressed, on the wire."""
     return sum(leaf.numel() * leaf.element_size() for leaf in to_arrays(state).values())
