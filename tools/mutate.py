@@ -60,6 +60,8 @@ RULES: dict[str, tuple[str, ...] | None] = {
 # Faults that no test can see, by name, and why.
 EQUIVALENT: dict[str, str] = {
     "core/optimizer.py::Sgd.effective_steps: if m == 0 -> if False": "a shortcut: without momentum the loop adds as many ones",
+    "core/local.py::local_training: w.new_zeros -> w.new_ones (#2)": "a vector of length 0",
+    "core/local.py::local_training: if plan.weight_decay -> if True": "adding 0 * w changes nothing: the condition saves time",
     "core/gradient.py::ahead: norm.clamp(min=EPS) -> norm": "where the norm is below 1e-12 the quotient is not the one that is chosen",
 }
 
@@ -105,6 +107,7 @@ class Bench:
         shutil.copytree(PACKAGE, self.source / "fedaccord", ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(self.source, quiet=1)
         self.mutant: Mutant | None = None
+        self.original = ""
         self.pid, self.deadline = 0, 0.0
 
     def start(self, mutant: Mutant | None, tests: list[str], order: Order, timeout: float) -> None:
@@ -113,6 +116,7 @@ class Bench:
         self.result.unlink(missing_ok=True)
         if mutant:
             path = self.source / "fedaccord" / mutant.file
+            self.original = path.read_text()
             path.write_text(mutant.text)
             for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
                 compiled.unlink()
@@ -162,7 +166,7 @@ class Bench:
     def restore(self) -> None:
         """Take the fault out again."""
         if self.mutant:
-            shutil.copy(PACKAGE / self.mutant.file, self.source / "fedaccord" / self.mutant.file)
+            (self.source / "fedaccord" / self.mutant.file).write_text(self.original)
 
 
 def preload() -> None:

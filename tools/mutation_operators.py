@@ -311,7 +311,7 @@ def calls(node: ast.Call) -> Iterator[ast.AST]:
             yield ast.Call(called, arguments, [*rest, ast.keyword("alpha", ast.UnaryOp(ast.USub(), keyword.value))])
         if keyword.arg in KEYWORDS_TO_SWAP:
             yield ast.Call(called, arguments, [*rest, ast.keyword(KEYWORDS_TO_SWAP[keyword.arg], keyword.value)])
-    if name[:1].isupper() or name in ("step", "shortened", "cosine", "ahead", "proximal", "clamp", "draw"):
+    if name[:1].isupper() or name in ("step", "shortened", "ahead", "proximal", "clamp", "draw"):
         for i in range(len(arguments) - 1):
             swapped = [*arguments[:i], arguments[i + 1], arguments[i], *arguments[i + 2 :]]
             yield ast.Call(called, swapped, keywords)

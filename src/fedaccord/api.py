@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import platform
 import subprocess
 import sys
@@ -23,10 +24,11 @@ from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.server_optimizer import ServerOptimizer
 from fedaccord.core.state import num_bytes
-from fedaccord.core.vector import Layout, load_into
+from fedaccord.core.vector import load_into
 from fedaccord.experiment import (
     Aggregation,
     Experiment,
+    Initial,
     Prepared,
     RunOptions,
     RuntimeOptions,
@@ -62,7 +64,7 @@ def run(
     buffers: str = "average",
     client_test: float = 0.1,
     client_validation: float = 0.0,
-    initial: Tensor | nn.Module | dict[str, Tensor] | None = None,
+    initial: Initial = None,
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
     checkpoint_every: int = 10,
@@ -73,7 +75,7 @@ def run(
     debug: bool = False,
     folder: str | Path | None = None,
     resume: bool = False,
-    telemetry: Sequence[Telemetry] = (),
+    telemetry: Sequence[Telemetry] | None = None,
 ) -> Run:
     """Train `task` with `algorithm` on clients drawn by `partition`; everything is fixed by `seed`.
 
@@ -87,6 +89,11 @@ def run(
 
     Raises ConfigError (2xx), DataError and PartitionError (3xx); a client's bad upload is never an error, it is in `Run.rounds`.
     """
+    for value, kind, name in ((task, Task, "task"), (algorithm, Algorithm, "algorithm"), (local or LocalPlan(), LocalPlan, "local")):
+        if not isinstance(value, kind):
+            raise ConfigError("E202", f"{name} is a {type(value).__name__}", "fedaccord.run", f"Give a fedaccord.{kind.__name__}")
+    if not hasattr(partition, "split"):
+        raise ConfigError("E202", f"partition is a {type(partition).__name__}", "fedaccord.run", "Give e.g. fedaccord.IID(clients=10)")
     experiment = Experiment(
         partition=partition,
         algorithm=algorithm,
@@ -117,10 +124,10 @@ def run(
         task,
         tables,
         sources=dict.fromkeys(_dotted(tables), "call"),
-        initial=_vector(initial, task, seed),
+        initial=initial,
         folder=None if folder is None else Path(folder),
         resume=resume,
-        telemetry=telemetry,
+        telemetry=telemetry or (),
     )
 
 
@@ -161,7 +168,7 @@ class Run:
 
     def model(self, round: int | None = None) -> nn.Module:
         """A new module with the weights of `round`; buffers are those after the last round."""
-        return load_into(self.task.build_model(0), self.weights(round), self.final.buffers).eval()
+        return load_into(self.task.build_model(self.record.experiment["run"]["seed"]), self.weights(round), self.final.buffers).eval()
 
     def report(self, path: str | Path, target: float | None = None) -> Path:
         """Write one self-contained HTML file, and its CSV beside it."""
@@ -177,7 +184,7 @@ def execute(
     tables: dict[str, Any],
     *,
     sources: dict[str, str],
-    initial: Tensor | None = None,
+    initial: Initial = None,
     folder: Path | None = None,
     resume: bool = False,
     telemetry: Sequence[Telemetry] = (),
@@ -189,9 +196,14 @@ def execute(
     tables: the experiment as plain data, for the records; sources: where each value came from.
     """
     with _one_thread():
+        _check_folder(folder, resume)
         prepared = prepare(experiment, task, initial, folder)
         record = Record(
-            tables, sources, _provenance(experiment, task), partition_summary(experiment, task, prepared.partition), folder=folder
+            tables,
+            sources,
+            _provenance(experiment, task, prepared.start),
+            partition_summary(experiment, task, prepared.partition),
+            folder=folder,
         )
         if folder is None and experiment.run.keep_weights:
             needed = experiment.run.rounds * num_bytes(prepared.start.server.w)
@@ -219,17 +231,19 @@ def _drive(
 ) -> RunState:
     federation, options = prepared.federation, experiment.run
     saved, outcome = state.round, "finished"
-    telemetry.emit(Event("run_started", {"experiment": record.experiment, "clients": len(prepared.data), "round": state.round}))
     try:
+        telemetry.emit(Event("run_started", {"experiment": record.experiment, "clients": len(prepared.data), "round": state.round}))
         has_ended = bool(record.rounds) and federation.reached(record.rounds[-1]["validation"])
         for result in () if has_ended else federation.run(state):
             state = result.state
-            record.add(result.report, result.clients, result.evaluations)
+            round_line, client_lines = lines_of(result.report, result.clients, result.evaluations)
+            record.rounds.append(round_line)
+            record.clients.extend(client_lines)
             if disk:
-                disk.append(*lines_of(result.report, result.clients, result.evaluations))
+                disk.append(round_line, client_lines)
             if options.keep_weights:
                 _keep(disk, weights, state)
-            telemetry.emit(Event("round_finished", record.rounds[-1]))
+            telemetry.emit(Event("round_finished", round_line))
             if disk and state.round % options.checkpoint_every == 0:
                 disk.checkpoint(state.round, _on_disk(state), federation.runtime.save, federation.runtime.committed)
                 disk.set_status({"state": "running", "round": state.round, "rounds": options.rounds, "error": None})
@@ -296,20 +310,29 @@ def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared,
 
 
 def _sampler(cohort: CohortLike) -> Sampler:
-    if isinstance(cohort, bool | str):
-        raise ConfigError(
-            "E202",
-            f"cohort is {cohort!r}",
-            "cohort",
-            "Give a number of clients, a share below 1, a sampler, or a list of client ids a round",
-        )
-    if isinstance(cohort, int | np.integer):
+    if isinstance(cohort, int | np.integer) and not isinstance(cohort, bool):
         return Uniform(int(cohort))
     if isinstance(cohort, float):
         return Coin(cohort)
     if hasattr(cohort, "draw"):
         return cohort
-    return Scripted.of(cohort)
+    try:
+        return Scripted.of(cohort)  # type: ignore[arg-type]
+    except TypeError:
+        remedy = "Give a number of clients, a share below 1, a sampler, or a list of client ids for each round"
+        raise ConfigError("E202", f"cohort is {cohort!r}", "fedaccord.run", remedy) from None
+
+
+def _check_folder(folder: Path | None, resume: bool) -> None:
+    """What is wrong with the folder is said before anything is laid out in it."""
+    if resume and folder is None:
+        raise ConfigError("E208", "resume needs a folder", "fedaccord.run", "Give the folder of the run")
+    if folder is None:
+        return
+    if resume and not (folder / "experiment.toml").is_file():
+        raise ConfigError("E210", "no run is here", str(folder), "Start it without resume")
+    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("E211", "the folder is not empty", str(folder), "Choose another one, or resume the run in it")
 
 
 def _dotted(tables: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -320,15 +343,6 @@ def _dotted(tables: dict[str, Any], path: str = "") -> Iterator[str]:
             yield from _dotted(value, name)
         else:
             yield name
-
-
-def _vector(initial: Tensor | nn.Module | dict[str, Tensor] | None, task: Task, seed: int) -> Tensor | None:
-    if initial is None or isinstance(initial, Tensor):
-        return initial
-    if isinstance(initial, np.ndarray):
-        return torch.from_numpy(initial)
-    tensors = dict(initial.named_parameters()) if isinstance(initial, nn.Module) else initial
-    return Layout.of(task.build_model(seed)).flatten(tensors)
 
 
 def _one_thread() -> Any:
@@ -345,7 +359,7 @@ class _Threads:
         torch.set_num_threads(self._before)
 
 
-def _provenance(experiment: Experiment, task: Task) -> dict[str, Any]:
+def _provenance(experiment: Experiment, task: Task, start: RunState) -> dict[str, Any]:
     return {
         "fedaccord": __version__,
         "python": platform.python_version(),
@@ -356,9 +370,17 @@ def _provenance(experiment: Experiment, task: Task) -> dict[str, Any]:
         "commit": _commit(),
         "seed": experiment.run.seed,
         "data_hash": task.data_hash(),
+        "start_hash": _hash({"w": start.server.w, **start.buffers}),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def _hash(arrays: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(name.encode() + array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _commit() -> str | None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from annotated_types import Ge, Lt
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import POLICIES, BySize, Policy
@@ -25,11 +25,11 @@ from fedaccord.core.algorithm import Algorithm, Count, Positive, PositiveCount
 from fedaccord.core.errors import ConfigError, PartitionError
 from fedaccord.core.local import LocalPlan, upload_template
 from fedaccord.core.optimizer import LOCAL_OPTIMIZERS, LocalOptimizer
-from fedaccord.core.reports import Evaluation
+from fedaccord.core.reports import Evaluation, lower_is_better
 from fedaccord.core.rng import stream
 from fedaccord.core.schedule import SCHEDULES, Schedule
 from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS, ServerOptimized, ServerOptimizer
-from fedaccord.core.state import num_bytes
+from fedaccord.core.state import children, num_bytes
 from fedaccord.core.vector import Buffers, FlatModel
 from fedaccord.federation import Federation, RunState, Target
 from fedaccord.partition import IID, SCHEMES, Attributes, Partition, Partitioner, label_counts, summary
@@ -37,10 +37,11 @@ from fedaccord.runtime.evaluation import evaluate
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
 from fedaccord.runtime.states import ClientStates, InMemory, MemoryMapped
-from fedaccord.sampling import SAMPLERS, Sampler, Uniform
+from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform
 from fedaccord.tasks import Examples, Task
 from fedaccord.tasks.memory import require_memory
 
+Initial = Tensor | np.ndarray | nn.Module | Mapping[str, Tensor] | None
 HeldOut = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -102,26 +103,32 @@ class Prepared(NamedTuple):
     partition: Partition
 
 
-def prepare(experiment: Experiment, task: Task, initial: Tensor | None = None, state_folder: Path | None = None) -> Prepared:
+def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_folder: Path | None = None) -> Prepared:
     """Draw the partition, build the model and put the rooms together.
 
-    initial: weights [d] instead of the model's own; state_folder: where memory-mapped client state lies. Raises E307 where the data or the
-    clients' state would not fit in memory, E306 where model and data do not fit each other, partition errors as they come.
+    initial: where to start instead of the model's own weights: a vector [d], a module, or named tensors (with their buffers).
+    state_folder: where memory-mapped client state lies. Raises E307 where the data or the clients' state would not fit in memory, E306
+    where model and data do not fit each other, E203 where a cohort cannot be drawn, partition errors as they come.
     """
     run, seed = experiment.run, experiment.run.seed
     task.check()
     model = FlatModel(task.build_model(seed))
     data, partition = share_out(experiment, task)
-    w = model.initial_w if initial is None else _checked_initial(initial, model)
+    w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
     algorithm = experiment.algorithm
     if experiment.server_optimizer:
         algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
     has_local_buffers = experiment.aggregation.buffers == "local" and bool(model.initial_buffers)
-    like = (algorithm.init_client(w), model.initial_buffers if has_local_buffers else {})
+    like = (algorithm.init_client(w), buffers if has_local_buffers else {})
     states = _states(experiment, like, len(data), state_folder)
     runtime = Sequential(model, task.loss, task.metrics, data, states, local_buffers=has_local_buffers, debug=experiment.runtime.debug)
-    max_examples = experiment.aggregation.max_examples or task.num_examples
-    guard = Guard(upload_template(algorithm, w), {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
+    max_examples = experiment.aggregation.max_examples or max(task.num_examples, int(partition.shards.sizes.max()))
+    template = upload_template(algorithm, w)
+    if not all(isinstance(leaf, Tensor) for leaf in children(template).values()) or "delta" not in children(template):
+        what = f"{type(experiment.algorithm).__name__} uploads {sorted(children(template))}"
+        raise ConfigError("E216", what, "algorithm", "An upload is a NamedTuple of tensors, and one of them is called delta")
+    _check_cohorts(run, len(data))
+    guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
         raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
@@ -141,9 +148,16 @@ def prepare(experiment: Experiment, task: Task, initial: Tensor | None = None, s
         policy=experiment.aggregation.policy,
         evaluate_every=run.evaluate_every,
         evaluate_clients_every=run.evaluate_clients_every,
-        stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=run.stop_metric == "loss"),
+        stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
-    return Prepared(federation, federation.start(w, model.initial_buffers), model, data, partition)
+    return Prepared(federation, federation.start(w, buffers), model, data, partition)
+
+
+def _check_cohorts(run: RunOptions, population: int) -> None:
+    """Samplers that can fail do so now, not in round 70."""
+    rounds = run.rounds if isinstance(run.cohort, Scripted) else min(run.rounds, 1)
+    for t in range(1, rounds + 1):
+        run.cohort.draw(t, population, run.seed)
 
 
 def share_out(experiment: Experiment, task: Task) -> tuple[Population, Partition]:
@@ -172,13 +186,24 @@ def _noisy(x: Tensor, partition: Partition, seed: int) -> Tensor:
     return noisy
 
 
-def _checked_initial(initial: Tensor, model: FlatModel) -> Tensor:
-    w = torch.as_tensor(initial).detach().to(model.layout.dtype).reshape(-1).clone()
+def _given(initial: Tensor | np.ndarray | nn.Module | Mapping[str, Tensor], model: FlatModel) -> tuple[Tensor, Buffers]:
+    """Weights [d] and buffers to start from. E112 where they are not this model's, or where frozen parameters differ."""
+    named: Mapping[str, Any] = initial.state_dict() if isinstance(initial, nn.Module) else initial if isinstance(initial, Mapping) else {}
+    tensors = {name: torch.as_tensor(value).detach() for name, value in named.items()}
+    if named:
+        frozen = {name: p for name, p in model.module.named_parameters() if name not in model.layout.names and name in tensors}
+        changed = [name for name, p in frozen.items() if not torch.equal(p, tensors[name])]
+        if changed:
+            what = f"the frozen parameter {changed[0]!r} is not the model's"
+            raise ConfigError("E112", what, "initial", "Put frozen parameters into the task's model")
+        w = model.layout.flatten(tensors)
+    else:
+        w = torch.as_tensor(initial).detach().to(model.layout.dtype).reshape(-1).clone()
     if len(w) != model.layout.size:
         raise ConfigError("E112", f"the initial weights have {len(w)} numbers, the model has {model.layout.size}", "initial")
     if not torch.isfinite(w).all():
         raise ConfigError("E112", "the initial weights hold NaN or Inf", "initial")
-    return w
+    return w, {name: tensors[name].to(own.dtype).clone() if name in tensors else own for name, own in model.initial_buffers.items()}
 
 
 def _states(experiment: Experiment, like: Any, population: int, folder: Path | None) -> ClientStates:
@@ -246,8 +271,10 @@ def plain(value: Any) -> Any:
         return {"name": names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}", **table}
     if isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return {"name": f"{type(value).__module__}:{type(value).__qualname__}"}

@@ -16,7 +16,7 @@ from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import BySize, Policy
 from fedaccord.aggregation.sums import mean_buffers, weighted_sum
 from fedaccord.core.algorithm import Algorithm, Cohort
-from fedaccord.core.errors import UploadError
+from fedaccord.core.errors import ConfigError, UploadError
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, number
 from fedaccord.core.state import State, num_bytes, to_arrays
@@ -94,7 +94,7 @@ class Federation:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
         started, t = time.perf_counter(), state.round + 1
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
-        cohort = self.sampler.draw(t, self.runtime.population, self.seed)
+        cohort = tuple(int(client) for client in self.sampler.draw(t, self.runtime.population, self.seed))
         sent = self.algorithm.broadcast(state.server)
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
@@ -105,6 +105,7 @@ class Federation:
         counted = [(answer, weight) for answer, weight in zip(passed, weights, strict=True) if weight > 0]
         new, summed, reason = self._updated(state, counted, t)
         if summed is None:
+            refusals |= {answer.client: _not_finite(answer.client) for answer, _ in counted}
             counted = []
         self.runtime.settle({answer.client for answer, _ in counted})
 
@@ -150,7 +151,11 @@ class Federation:
         reports = [answer.report for answer in passed]
         if not reports:
             return []
-        weights = self.policy.weigh(reports) * self.algorithm.confidence(reports)
+        given = torch.as_tensor(self.policy.weigh(reports), dtype=torch.float64)
+        if given.shape != (len(reports),):
+            what = f"{type(self.policy).__name__} gave weights of shape {tuple(given.shape)} for {len(reports)} clients"
+            raise ConfigError("E215", what, "aggregation.policy", "A policy returns one weight a client")
+        weights = (given * self.algorithm.confidence(reports)).nan_to_num(nan=0.0, posinf=0.0).clamp(min=0)
         total = float(weights.sum())
         return [float(weight) / total for weight in weights] if total > 0 else [0.0] * len(reports)
 
@@ -223,6 +228,10 @@ def _one_answer_each(arrived: Sequence[ClientUpload], cohort: Sequence[int]) -> 
 
 def _left_out(client: int) -> UploadError:
     return UploadError("E111", "no_weight", "the policy gave the upload no weight", f"client {client}", "See what the client reports")
+
+
+def _not_finite(client: int) -> UploadError:
+    return UploadError("E101", "non_finite", "the aggregate of this round is not finite", f"client {client}", "Lower the learning rate")
 
 
 class _Shape(NamedTuple):

@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import tomlkit
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from fedaccord.core.arrays import save_arrays
 from fedaccord.core.errors import ConfigError, FedaccordError, StorageError
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport
 from fedaccord.core.state import State, from_arrays, to_arrays
@@ -51,12 +53,6 @@ class Record:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
     folder: Path | None = None
-
-    def add(self, report: RoundReport, clients: tuple[ClientReport, ...], evaluations: tuple[tuple[int, Evaluation], ...]) -> None:
-        """Append one round."""
-        round_line, client_lines = lines_of(report, clients, evaluations)
-        self.rounds.append(round_line)
-        self.clients.extend(client_lines)
 
 
 def lines_of(
@@ -113,14 +109,18 @@ class RunFolder:
         return folder
 
     def lock(self) -> None:
-        """Take the run for this process. E212 where another one holds it."""
+        """Take the run for this process. E212 where another one holds it (not where one merely looks whether it is held)."""
         with storage(self.path):
             self._lock = (self.path / ".lock").open("w")
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise ConfigError("E212", "another process is running it", str(self.path), "Wait for it, or: fedaccord stop RUN") from None
+            for patience in (0.05, 0.1, 0.2, None):
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    if patience:
+                        time.sleep(patience)
+            self.close()
+            raise ConfigError("E212", "another process is running it", str(self.path), "Wait for it, or: fedaccord stop RUN")
 
     def close(self) -> None:
         """Let go of the run."""
@@ -138,8 +138,11 @@ class RunFolder:
         earlier = read(self.path)
         now = json.loads(json.dumps(record.experiment))
         changed = sorted(_differences(earlier.experiment, now))
-        if earlier.provenance.get("data_hash") != record.provenance.get("data_hash"):
-            changed.append("the data")
+        for name, what in (("data_hash", "the data"), ("start_hash", "the initial weights")):
+            if earlier.provenance.get(name) != record.provenance.get(name):
+                changed.append(what)
+        if earlier.partition != json.loads(json.dumps(record.partition)):
+            changed.append("the partition")
         if changed:
             raise ConfigError(
                 "E212",
@@ -164,7 +167,7 @@ class RunFolder:
         """Store the global model [d] after `round`."""
         with storage(self.path):
             (self.path / "weights").mkdir(exist_ok=True)
-            _save_arrays({"w": w}, self.path / "weights" / f"{round:06d}.safetensors")
+            save_arrays({"w": w}, self.path / "weights" / f"{round:06d}.safetensors")
 
     def weights(self, round: int) -> State:
         """The global model [d] after `round`. E210 where it was not kept."""
@@ -181,16 +184,14 @@ class RunFolder:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             save_clients(aside)
-            _save_arrays(to_arrays(state), aside / "server.safetensors")
+            save_arrays(to_arrays(state), aside / "server.safetensors")
             lengths = {name: (self.path / name).stat().st_size for name in ("rounds.jsonl", "clients.jsonl")}
             _write(aside / "progress.json", json.dumps({"round": round, "lengths": lengths}))
             for file in [*aside.iterdir(), *(self.path / name for name in lengths)]:
                 _to_disk(file)
-            if final.exists():  # the run was resumed from an older checkpoint and came here again
-                shutil.rmtree(final)
             aside.rename(final)
             _to_disk(final.parent)
-        committed(final)
+            committed(final)
         for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -198,21 +199,23 @@ class RunFolder:
         """Valid checkpoints, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("[0-9]*") if path.is_dir())
 
-    def restore(self, like: State, restore_clients: Callable[[Path], None]) -> tuple[int, State]:
+    def restore(self, like: State, restore_clients: Callable[[Path | None], None]) -> tuple[int, State]:
         """(round, state) of the newest checkpoint; (0, like) before the first. Drops the records that came after it."""
         found = self.checkpoints()
         if not found:
+            restore_clients(None)
             self._truncate({"rounds.jsonl": 0, "clients.jsonl": 0})
             return 0, like
         newest = found[-1]
         try:
             progress = json.loads((newest / "progress.json").read_text())
             state = from_arrays(like, load_file(newest / "server.safetensors"))
-            restore_clients(newest)
+            with storage(newest):
+                restore_clients(newest)
         except FedaccordError:
             raise
         except Exception as problem:
-            remedy = "Remove this checkpoint folder to resume from the one before"
+            remedy = "Remove this checkpoint folder to resume from the one before (not where the clients' state is memory-mapped)"
             raise StorageError(
                 "E322", f"the checkpoint cannot be read ({type(problem).__name__}: {problem})", str(newest), remedy
             ) from problem
@@ -258,7 +261,10 @@ def read(path: Path) -> Record:
             contents[name] = json.loads(file.read_text()) if file.exists() else {}
         except ValueError as problem:
             raise StorageError("E322", f"{file.name} is not JSON ({problem})", str(path)) from problem
-    experiment = tomllib.loads((path / "experiment.toml").read_text())
+    try:
+        experiment = tomllib.loads((path / "experiment.toml").read_text())
+    except ValueError as problem:
+        raise StorageError("E322", f"experiment.toml is not TOML ({problem})", str(path)) from problem
     rounds, clients = RunFolder(path).records()
     return Record(experiment, contents["sources"], contents["provenance"], contents["partition"], contents["status"], rounds, clients, path)
 
@@ -308,15 +314,6 @@ def _replace(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.tmp")
     aside.write_text(text)
     aside.rename(path)
-
-
-def _save_arrays(arrays: dict[str, Any], path: Path) -> None:
-    try:
-        save_file({name: array.clone().contiguous() for name, array in arrays.items()}, path)  # two leaves may be one tensor
-    except Exception as problem:  # safetensors wraps the operating system's error in its own
-        if "No space left" in str(problem) or "os error 28" in str(problem):
-            raise OSError(errno.ENOSPC, "No space left on device") from problem
-        raise
 
 
 def _to_disk(path: Path) -> None:

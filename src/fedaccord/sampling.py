@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,8 +56,8 @@ class Scripted:
 
     @classmethod
     def of(cls, cohorts: Sequence[Sequence[int]]) -> Scripted:
-        """From any nested sequence of ids."""
-        return cls(tuple(tuple(int(client) for client in cohort) for cohort in cohorts))
+        """From any nested sequence of whole numbers; TypeError for anything else."""
+        return cls(tuple(tuple(operator.index(client) for client in cohort) for cohort in cohorts))
 
     def draw(self, round: int, population: int, seed: int) -> tuple[int, ...]:
         if round > len(self.cohorts):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.algorithms.dynamic_sam import NUM_ANGLES, DynamicSAM
-from fedaccord.core.algorithm import RoundStart, Server
+from fedaccord.algorithms.dynamic_sam import NUM_ANGLES, DynamicSAM, Kept
+from fedaccord.core.algorithm import RoundStart, Server, Work
 
 
 class Constant:
@@ -49,3 +50,41 @@ def test_a_probe_where_the_gradient_is_zero_looks_nowhere_and_sees_no_rise(vec: 
     held_out = Constant(torch.zeros(2, dtype=torch.float64))
     local = method.begin(RoundStart(1, 0.1, (), held_out, lambda: vec(1.0, 0.0)), sent, method.init_client(sent.w))
     assert local.probe.tolist() == [0.0, 7.0]
+
+
+def taken_part(method: DynamicSAM, kept: Kept, gradient: Tensor) -> Kept:
+    sent = Server(torch.zeros_like(gradient))
+    local = method.begin(RoundStart(9, 0.1, (), None, lambda: torch.ones_like(gradient)), sent, kept)
+    w = sent.w
+    _, local = method.direction(Constant(gradient), w, sent, local)
+    return method.upload(w, sent, local, Work(1, 0.1, 1.0))[1]
+
+
+def test_the_first_participation_has_no_angle_and_opposite_gradients_are_half_a_turn_apart(vec: Any) -> None:
+    method = DynamicSAM()
+    first = taken_part(method, method.init_client(vec(0.0, 0.0)), vec(3.0, 4.0))
+    assert first.angles.tolist() == [0.0] * NUM_ANGLES and float(first.num_angles) == 0.0
+    second = taken_part(method, first, vec(-3.0, -4.0))
+    assert second.angles.tolist() == pytest.approx([0.0] * (NUM_ANGLES - 1) + [math.pi]) and float(second.num_angles) == 1.0
+    third = taken_part(method, second, vec(4.0, -3.0))
+    assert third.angles.tolist() == pytest.approx([0.0] * (NUM_ANGLES - 2) + [math.pi, math.pi / 2])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_gradient_twice_is_an_angle_of_about_zero_whatever_the_rounding(seed: int) -> None:
+    """The cosine of a vector with itself may round to more than 1, where the arc cosine is NaN."""
+    method, gradient = DynamicSAM(), torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    first = taken_part(method, method.init_client(torch.zeros(50)), gradient)
+    assert float(taken_part(method, first, gradient).angles[-1]) == pytest.approx(0.0, abs=1e-2)
+
+
+def test_tau_is_the_spread_of_the_last_five_angles_and_weighs_kappa_in_lambda(vec: Any) -> None:
+    """Gradients + - + + + - are apart by pi, pi, 0, 0, pi: standard deviation pi sqrt(0.6 * 0.4). With four angles there is no tau yet."""
+    method, kept = DynamicSAM(alpha=0.25, beta=0.0, kappa=0.5), DynamicSAM().init_client(vec(0.0, 0.0))
+    for sign in (1, -1, 1, 1, 1):
+        kept = taken_part(method, kept, sign * vec(1.0, -1.0))
+    assert float(kept.tau) == 0.0
+    kept = taken_part(method, kept, -vec(1.0, -1.0))
+    tau = math.pi * math.sqrt(0.24)
+    assert float(kept.tau) == pytest.approx(tau)
+    assert float(kept.raw) == pytest.approx(0.25 * (1 - float(kept.gamma)) + 0.5 * tau)

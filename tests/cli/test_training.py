@@ -254,7 +254,7 @@ def test_state_that_would_not_fit_in_memory_is_e307_before_training(call: Call, 
     monkeypatch.setattr("fedaccord.tasks.memory.available_memory", lambda: 500)
     failed = call("run", "experiment.toml")
     assert failed.code == 3
-    assert "E307 the state of 6 clients would take" in failed.err and "memory_mapped" in failed.err
+    assert "E307 the state of 6 clients needs" in failed.err and "memory_mapped" in failed.err
     assert call("run", "experiment.toml", "-s", "runtime.state=memory_mapped").code == 0
 
 

@@ -22,8 +22,8 @@ def test_one_example_fewer_than_the_data_makes_two_steps_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("final", [0.0, 0.25])
-def test_half_a_cosine_over_two_rounds_goes_from_one_to_the_end(final: float) -> None:
-    assert [fa.Cosine(final).factor(round, 2) for round in (1, 2)] == pytest.approx([1.0, final])
+def test_half_a_cosine_over_two_rounds_is_halfway_to_the_end_in_the_second(final: float) -> None:
+    assert [fa.Cosine(final).factor(round, 2) for round in (1, 2)] == pytest.approx([1.0, (1 + final) / 2])
 
 
 def test_half_a_cosine_over_one_round_is_one() -> None:

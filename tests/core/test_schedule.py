@@ -21,6 +21,7 @@ def test_exponential_multiplies_once_a_round() -> None:
     assert [Exponential(0.5).factor(t, 99) for t in (1, 2, 4)] == [1.0, 0.5, 0.125]
 
 
-def test_cosine_is_halfway_in_the_middle_and_final_at_the_end() -> None:
-    assert Cosine(final=0.2).factor(6, 11) == pytest.approx(0.6)
-    assert Cosine(final=0.2).factor(11, 11) == pytest.approx(0.2)
+def test_cosine_is_halfway_in_the_middle_and_never_quite_at_its_end() -> None:
+    assert Cosine(final=0.2).factor(6, 10) == pytest.approx(0.6)
+    assert Cosine(final=0.2).factor(11, 10) == pytest.approx(0.2), "the round after the last"
+    assert all(Cosine().factor(t, 10) > 0 for t in range(1, 11)), "SCAFFOLD divides by the rate"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedaccord.core.gradient import EPS
+from fedaccord.core.gradient import EPS, cosine
 
 
 class Geometry(NamedTuple):
@@ -23,8 +23,7 @@ def geometry(deltas: Sequence[Tensor], mean_delta: Tensor, old_w: Tensor, new_w:
     """deltas: C vectors [d]; old_w, new_w: the global model before and after the server's step. One pass, O(C d)."""
     moved = new_w - old_w
     norms = [float(delta.norm()) for delta in deltas]
-    mean_norm = float(mean_delta.norm())
-    cosines = [float(delta @ mean_delta) / (n * mean_norm) if n * mean_norm > EPS else 0.0 for delta, n in zip(deltas, norms, strict=True)]
+    cosines = [float(cosine(delta, mean_delta)) for delta in deltas]
     drifts = [float((delta - moved).square().sum()) for delta in deltas]
     directions = torch.zeros_like(mean_delta)
     for delta, norm in zip(deltas, norms, strict=True):

@@ -108,7 +108,7 @@ class DynamicSAM(Algorithm):
         sigma = torch.where(rise < self.noise_floor * loss.abs(), torch.zeros_like(rise), rise)
         gamma = cosine(local.final, local.reference)
 
-        angle = torch.arccos(cosine(local.final, kept.final).clamp(-1, 1))
+        angle = torch.arccos(cosine(local.final, kept.final))
         seen = (kept.final != 0).any()
         angles = torch.where(seen, torch.cat([kept.angles[1:], angle[None]]), kept.angles)
         num_angles = kept.num_angles + seen.to(kept.num_angles.dtype)

@@ -142,8 +142,8 @@ class Pool:
                     self._progress.emit(run_id, Event(**message["event"]))
                 else:
                     return self._ended(run_id, order, message)
-        except OSError:
-            pass  # it died before it could read
+        except (OSError, ValueError):
+            pass  # it died before it could read, or in the middle of a line
         code = worker.wait()
         if self._asked:
             self._progress.end(run_id)

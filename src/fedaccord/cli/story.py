@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fedaccord.cli.words import SHORT, metric_of, ordinal, reasons, round_line, run_line
 from fedaccord.core.errors import ConfigError
+from fedaccord.core.reports import lower_is_better
 from fedaccord.runs import Record, short_id
 
 SHOWN = 5  # rounds, refused clients
@@ -69,8 +70,8 @@ def _verdict(record: Record, state: str, refusals: list[dict[str, Any]]) -> str:
     said = []
     if measured:
         at, name, last = measured[-1]
-        top = max(measured, key=lambda each: each[2])
-        said.append(f"{SHORT.get(name, name)} {last:.3f} after round {at} (highest {top[2]:.3f} in round {top[0]}, which is optimistic)")
+        top = (min if lower_is_better(name) else max)(measured, key=lambda each: each[2])
+        said.append(f"{SHORT.get(name, name)} {last:.3f} after round {at} (best {top[2]:.3f} in round {top[0]}, which is optimistic)")
     elif record.rounds:
         said.append(f"no test metric: {record.rounds[-1].get('test_reason') or 'not evaluated yet'}")
     else:

@@ -44,7 +44,7 @@ def _table(values: Mapping[str, Any], sources: Mapping[str, str], path: str) -> 
 def from_run(folder: Path) -> Resolved:
     """The experiment of a run folder, with the sources it was started with. E212 where the run was started from Python."""
     sources = json.loads((folder / "sources.json").read_text())
-    if not sources:
+    if not sources or "call" in sources.values():
         remedy = "Resume it from Python: fa.run(..., folder=..., resume=True)"
         raise ConfigError("E212", "the run was started from Python, whose task is not in its file", str(folder), remedy)
     return replace(resolve(read_settings(folder / "experiment.toml")), sources=sources)

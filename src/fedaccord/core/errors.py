@@ -35,6 +35,8 @@ CODES: dict[str, str] = {
     "E210": "no such run",
     "E211": "the target folder is not empty",
     "E212": "the run cannot be resumed",
+    "E216": "a method uploads something else than named tensors",
+    "E215": "a policy gave weights that do not fit the cohort",
     "E213": "these runs cannot be compared",
     "E214": "the run is not running",
     # 3xx: data, partition, storage

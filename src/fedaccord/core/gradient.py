@@ -99,6 +99,7 @@ def ahead(w: Tensor, v: Tensor, rho: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of two vectors [d]; 0 where one of them is zero."""
-    lengths: Tensor = a.norm() * b.norm()
-    return (a @ b) / lengths.clamp(min=EPS)
+    """Cosine of two vectors [d], however short; 0 where one of them is zero."""
+    least = torch.finfo(a.dtype).tiny
+    directions: Tensor = (a / a.norm().clamp(min=least)) @ (b / b.norm().clamp(min=least))
+    return directions.clamp(-1, 1)

@@ -158,7 +158,7 @@ def local_training(
             direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
         if plan.weight_decay:
             direction = direction + plan.weight_decay * w
-        own = w if losses and not holds(local, w) else None  # w is ours from the second step on, unless the method keeps it
+        own = w if losses and not holds((local, moments), w) else None  # w is ours from the second step on, unless the method keeps it
         w, moments = plan.optimizer.step(w, direction, moments, lr, own)
         gradients += grad.passes
         losses.append(w.new_zeros(()) if grad.first_loss is None else grad.first_loss)

@@ -9,6 +9,13 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+_FALLING = ("loss", "error", "mae", "mse", "rmse", "perplexity", "nll", "brier")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less of this metric is better: its name holds one of the words for losses and errors."""
+    return any(word in metric.lower() for word in _FALLING)
+
 
 def finite(value: float | None) -> float | None:
     """The value as a float, or None where it is not finite."""

@@ -35,12 +35,15 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from 1 in the first round to `final` in the last (Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts)."""
+    """Half a cosine from 1 in the first round towards `final`, which would be round T + 1's: no round trains at a rate of 0.
+
+    Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5, without restarts.
+    """
 
     final: Share = 0.0
 
     def factor(self, round: int, rounds: int) -> float:
-        done = (round - 1) / max(rounds - 1, 1)
+        done = (round - 1) / rounds
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
 
 

@@ -62,11 +62,13 @@ def from_arrays(like: State, arrays: dict[str, Tensor], path: str = "") -> State
     return type(like)(**parts) if hasattr(like, "_fields") else tuple(parts.values())
 
 
-def holds(state: State, w: Tensor) -> bool:
-    """Whether a tensor of the tree lies in the memory of `w`. Other values in the tree are passed over."""
+def holds(state: Any, w: Tensor) -> bool:
+    """Whether anything in the tree may lie in the memory of `w`; what cannot be looked into is said to."""
     if isinstance(state, Tensor):
         return state.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
-    return any(holds(part, w) for part in (state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()))
+    if isinstance(state, dict | list | tuple):
+        return any(holds(part, w) for part in (state.values() if isinstance(state, dict) else state))
+    return not isinstance(state, int | float | str | None)
 
 
 def num_bytes(state: State) -> int:

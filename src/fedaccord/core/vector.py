@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fedaccord.core.errors import ConfigError, DataError
 
@@ -32,6 +33,8 @@ class Layout:
     def of(cls, module: nn.Module) -> Layout:
         """The layout of a module's trainable parameters. E112 where there are none, or of several dtypes."""
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if any(isinstance(p, UninitializedParameter) for p in named.values()):
+            raise ConfigError("E112", "the model has lazy layers without shapes", type(module).__name__, "Run one batch through it first")
         if not named:
             raise ConfigError(
                 "E112", "the model has no trainable parameter", type(module).__name__, "Set requires_grad on what is to be trained"
@@ -115,11 +118,21 @@ class FlatModel:
         self.initial_w = vector_of(module)
         self.initial_buffers = buffers_of(module)
         self._parameter_slots = _slots(self.module, "_parameters", self.layout.names)
-        self._buffer_slots = _slots(self.module, "_buffers", tuple(self.initial_buffers))
+        names = tuple(self.initial_buffers)
+        self._buffer_slots = dict(zip(names, _slots(self.module, "_buffers", names), strict=True))
+        others = {name: b.detach().clone() for name, b in self.module.named_buffers() if name not in self.initial_buffers}
+        self._passing = list(zip(others.values(), _slots(self.module, "_buffers", tuple(others)), strict=True))  # not persistent
         self._modes = [(part, part.training) for part in self.module.modules()]
 
     def train(self, mode: bool) -> None:
-        """Training or evaluation mode; a part that the user froze in evaluation mode stays in it."""
+        """Before each client and each evaluation: the mode, and buffers that are not persistent as they were at first.
+
+        A part that the user froze in evaluation mode stays in it.
+        """
+        for first, slots in self._passing:
+            fresh = first.clone()
+            for place, key in slots:
+                place[key] = fresh
         for part, was_training in self._modes:
             part.training = mode and was_training
 
@@ -129,9 +142,9 @@ class FlatModel:
             view = part.view(shape)
             for place, key in slots:
                 place[key] = view
-        for slots, value in zip(self._buffer_slots, buffers.values(), strict=True):
+        for name, slots in self._buffer_slots.items():
             for place, key in slots:
-                place[key] = value
+                place[key] = buffers[name]
         outputs: Tensor = self.module(x)
         return outputs
 

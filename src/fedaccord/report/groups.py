@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedaccord.core.errors import ConfigError
+from fedaccord.core.reports import lower_is_better
 from fedaccord.report.source import Record, evaluations, last_round, metric_names, run_name, seed_of
 
 BASELINE = "fedavg"
-LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity", "nll", "brier")  # a metric's name holds one of these words
 
 # Settings that say where a run is executed and how often it is looked at. Results do not depend on them.
 _NOT_A_METHOD = ("runtime.", "telemetry.", "report.")
@@ -82,7 +82,7 @@ def study(
     methods = _methods(records, notes)
     runs = [run for method in methods for run in method.runs]
     rounds = max(last_round(run) for run in runs)
-    higher = chosen is None or not any(word in chosen.lower() for word in LOWER_IS_BETTER)
+    higher = chosen is None or not lower_is_better(chosen)
     values = [value for run in runs for value in evaluations(run, chosen).values()] if chosen else []
     notes += _unfinished(runs)
     hashes: dict[int | str, set[str]] = {}

@@ -54,6 +54,6 @@ class Runtime(Protocol):
         """That checkpoint is valid now, under this name."""
         ...
 
-    def restore(self, folder: Path) -> None:
-        """Take up the clients' state of a checkpoint."""
+    def restore(self, folder: Path | None) -> None:
+        """Take up the clients' state of a checkpoint; None: start from nothing."""
         ...

@@ -52,7 +52,6 @@ class Sequential:
         self, algorithm: Algorithm, sent: State, buffers: Buffers, clients: Sequence[int], plan: LocalPlan, round: int, lr: float
     ) -> list[ClientUpload]:
         self._pending = {}
-        self._model.train(True)
         return [self._train_one(algorithm, sent, buffers, client, plan, round, lr) for client in clients]
 
     def _train_one(
@@ -105,6 +104,7 @@ class Sequential:
         self, algorithm: Algorithm, sent: State, buffers: Buffers, kept: State, client: int, plan: LocalPlan, round: int, lr: float
     ) -> Trained:
         data, w = self._data, sent.w
+        self._model.train(True)
 
         def random_direction() -> Tensor:
             drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=torch_stream(data.seed, "direction", round, client))
@@ -162,5 +162,5 @@ class Sequential:
     def committed(self, folder: Path) -> None:
         self._states.committed(folder)
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Path | None) -> None:
         self._states.restore(folder)

@@ -8,14 +8,16 @@ checkpoint are written again.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from fedaccord.core.arrays import save_arrays
 from fedaccord.core.errors import StorageError
 from fedaccord.core.state import State, from_arrays, to_arrays
 
@@ -39,8 +41,8 @@ class ClientStates(Protocol):
         """The checkpoint of the last `save` is valid now, under this name."""
         ...
 
-    def restore(self, folder: Path) -> None:
-        """Take up the state of this checkpoint."""
+    def restore(self, folder: Path | None) -> None:
+        """Take up the state of this checkpoint; None: there is none, start from nothing. E322 where that is not possible any more."""
         ...
 
 
@@ -58,13 +60,13 @@ class InMemory:
         self._states.update(new)
 
     def save(self, folder: Path) -> None:
-        save_file(_stacked(self._states), folder / FILE)
+        save_arrays(_stacked(self._states), folder / FILE)
 
     def committed(self, folder: Path) -> None:
         pass
 
-    def restore(self, folder: Path) -> None:
-        self._states = _unstacked(load_file(folder / FILE), self._like)
+    def restore(self, folder: Path | None) -> None:
+        self._states = {} if folder is None else _unstacked(load_file(folder / FILE), self._like)
 
 
 class MemoryMapped:
@@ -78,58 +80,65 @@ class MemoryMapped:
         self._held_back: dict[int, State] = {}
 
     def _open(self, path: Path, leaf: Tensor, population: int) -> np.memmap[Any, Any]:
-        dtype = leaf.numpy().dtype
-        size = population * max(leaf.numel(), 1) * dtype.itemsize
+        """One row of bytes a client. Mapped for reading alone: a write through the map would kill the process on a full disk."""
+        row = max(leaf.numel(), 1) * leaf.element_size()
         if not path.exists() or path.stat().st_size == 0:  # empty: the process was killed while it laid out the files
             with path.open("wb") as file:
-                file.truncate(size)
-        elif path.stat().st_size != size:
-            raise StorageError(
-                "E322", f"{path.name} has {path.stat().st_size} bytes, expected {size}", str(path.parent), "It belongs to another run"
-            )
-        return np.memmap(path, dtype=dtype, mode="r+", shape=(population, *leaf.shape))
+                file.truncate(population * row)
+        elif path.stat().st_size != population * row:
+            what = f"{path.name} has {path.stat().st_size} bytes, expected {population * row}"
+            raise StorageError("E322", what, str(path.parent), "It belongs to another run")
+        return np.memmap(path, dtype=np.uint8, mode="r", shape=(population, row))
 
     def load(self, client: int) -> State | None:
         if client in self._held_back:
             return self._held_back[client]
-        if not self._fields["_seen"][client]:
+        if not self._fields["_seen"][client, 0]:
             return None
-        row = {name: torch.from_numpy(np.array(self._fields[name][client])) for name in to_arrays(self._like)}
-        return from_arrays(self._like, row)
+        rows = {name: torch.from_numpy(np.array(self._fields[name][client])) for name in to_arrays(self._like)}
+        typed = {name: rows[name][: leaf.nbytes].view(leaf.dtype).view(leaf.shape) for name, leaf in to_arrays(self._like).items()}
+        return from_arrays(self._like, typed)
 
     def settle(self, new: dict[int, State]) -> None:
         self._held_back.update(new)
 
     def save(self, folder: Path) -> None:
-        save_file(_stacked(self._held_back), folder / FILE)
+        save_arrays(_stacked(self._held_back), folder / FILE)
 
     def committed(self, folder: Path) -> None:
-        aside = self._mark.with_suffix(".tmp")
-        aside.write_text(json.dumps({"checkpoint": folder.name}))
-        aside.rename(self._mark)
-        self._write(self._held_back)
+        self._apply(self._held_back, folder)
+
+    def restore(self, folder: Path | None) -> None:
+        applied = json.loads(self._mark.read_text())["checkpoint"] if self._mark.exists() else ""
+        asked = "" if folder is None else folder.name
+        if applied > asked:
+            what = f"the client files hold round {applied}, the newest checkpoint is of round {asked or 0}"
+            raise StorageError("E322", what, str(self._folder), "Start the run anew in another folder")
+        if folder is not None:
+            self._apply(_unstacked(load_file(folder / FILE), self._like), folder)
         self._held_back = {}
 
-    def restore(self, folder: Path) -> None:
-        applied = json.loads(self._mark.read_text())["checkpoint"] if self._mark.exists() else ""
-        if applied > folder.name:
-            raise StorageError(
-                "E322", f"the client files hold round {applied}, the checkpoint is of round {folder.name}", str(self._folder)
-            )
-        self._write(_unstacked(load_file(folder / FILE), self._like))
+    def _apply(self, states: dict[int, State], checkpoint: Path) -> None:
+        """Write rows that a valid checkpoint names; the mark comes first, so that an older checkpoint is never taken up with them."""
+        aside = self._mark.with_suffix(".tmp")
+        aside.write_text(json.dumps({"checkpoint": checkpoint.name}))
+        aside.rename(self._mark)
+        self._write(states)
         self._held_back = {}
+
+    def _write(self, states: dict[int, State]) -> None:
+        rows = {client: to_arrays(state) | {"_seen": torch.ones((), dtype=torch.uint8)} for client, state in states.items()}
+        for name, field in self._fields.items():
+            with (self._folder / f"{name}.bin").open("r+b") as file:
+                for client, row in rows.items():
+                    file.seek(client * field.shape[1])
+                    file.write(row[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                file.flush()
+                os.fsync(file.fileno())
 
     @property
     def _mark(self) -> Path:
         return self._folder / "applied.json"
-
-    def _write(self, states: dict[int, State]) -> None:
-        for client, state in states.items():
-            for name, leaf in to_arrays(state).items():
-                self._fields[name][client] = leaf.numpy()
-            self._fields["_seen"][client] = 1
-        for field in self._fields.values():
-            field.flush()
 
 
 def _stacked(states: dict[int, State]) -> dict[str, Tensor]:

@@ -111,25 +111,27 @@ class Task:
         return {name: float(v) if v is not None and math.isfinite(v) else None for name, v in values.items()}
 
     def check(self) -> None:
-        """Run the model and the loss once on two training rows. Raises E306 with the shapes where they do not fit each other."""
+        """Run the model, the loss and the metrics once on two training rows. E306 where they do not fit each other, with the shapes."""
         rows = self.train.take(np.arange(min(2, len(self.train))))
         module = self.build_model(0).eval()
         outputs: Any = None
         try:
             with torch.no_grad():
                 outputs = module(rows.x)
-                loss = self.loss(outputs, rows.y)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                loss: Any = self.loss(outputs, rows.y)
+                if not isinstance(outputs, Tensor) or not isinstance(loss, Tensor) or loss.numel() != 1:
+                    what = f"outputs are a {type(outputs).__name__}, the loss is {_described(loss)}"
+                    raise DataError(
+                        "E306", what, f"task '{self.name}'", "Outputs are one tensor, the loss its mean over the batch, a tensor []"
+                    )
+                self.measure(outputs, rows.y)
+        except DataError:
+            raise
+        except Exception as error:  # of the user's model, loss or metrics
             given = f"inputs {list(rows.x.shape)} {rows.x.dtype}, labels {list(rows.y.shape)} {rows.y.dtype}"
             made = f", outputs {list(outputs.shape)}" if isinstance(outputs, Tensor) else ""
-            raise DataError(
-                "E306",
-                f"model, loss and data do not fit: {error} ({given}{made})",
-                f"task '{self.name}'",
-                "Change the model's sizes or the data",
-            ) from error
-        if loss.numel() != 1:
-            raise DataError("E306", f"the loss has shape {list(loss.shape)}", f"task '{self.name}'", "Return the mean over the batch")
+            what = f"model, loss, metrics and data do not fit: {type(error).__name__}: {error} ({given}{made})"
+            raise DataError("E306", what, f"task '{self.name}'", "Change the model's sizes or the data") from error
 
     @property
     def num_examples(self) -> int:
@@ -186,6 +188,10 @@ class Task:
         sizes = f"{len(self.train)} train, {0 if self.validation is None else len(self.validation)} validation, {len(self.test)} test"
         classes = f", {self.num_classes} classes" if self.num_classes is not None else ""
         return f"Task('{self.name}', {sizes}, inputs {list(self.in_shape)}{classes}, metrics {', '.join(self.metrics) or 'none'})"
+
+
+def _described(value: Any) -> str:
+    return f"of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _with(rows: Examples, x: Tensor) -> Examples:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class Event:
-    """`kind` is one of run_started, round_finished, client_refused, clients_evaluated, run_finished; `data` is plain JSON data."""
+    """`kind` is one of run_started, round_finished, run_finished; `data` is plain JSON data."""
 
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
@@ -22,10 +23,13 @@ class Telemetry(Protocol):
 
 @dataclass(frozen=True)
 class Tee:
-    """One event, many sinks, in order."""
+    """One event, many sinks, in order. A sink that raises is logged, and neither the other sinks nor the run notice."""
 
     sinks: tuple[Telemetry, ...] = ()
 
     def emit(self, event: Event) -> None:
         for sink in self.sinks:
-            sink.emit(event)
+            try:
+                sink.emit(event)
+            except Exception:
+                logging.getLogger("fedaccord").exception("telemetry: %s could not take %s", type(sink).__name__, event.kind)
