@@ -245,3 +245,33 @@ def test_a_resume_needs_a_run(options: dict[str, Any], code: str, tmp_path: Path
     with pytest.raises(fa.ConfigError, match=code):
         run(with_batch_norm, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_notices_that_the_file_of_the_run_was_edited(resumable: Any) -> None:
+    """File and call agree, and are not what the run began with."""
+    folder, options = resumable
+    text = (folder / "experiment.toml").read_text()
+    (folder / "experiment.toml").write_text(text.replace("epochs = 1", "epochs = 2"))
+    with pytest.raises(fa.ConfigError, match=r"E212.*the experiment"):
+        run(with_batch_norm, resume=True, **(options | {"local": fa.LocalPlan(lr=0.1, epochs=2, batch_size=8)}))
+
+
+def test_a_run_that_changes_nothing_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="fedaccord"):
+        found = run(with_batch_norm, local=fa.LocalPlan(lr=1e30, epochs=3, batch_size=8))
+    assert found.rounds.model_kept.all()
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith("round 1 kept the old model: no usable upload. E101") and "Run.rounds" in said
+
+
+def test_a_run_is_one_line_and_a_report_takes_runs(tmp_path: Path) -> None:
+    found = run(with_batch_norm)
+    assert repr(found) == "Run(fedavg, finished after round 3 of 3)"
+    assert fa.write_report([found], tmp_path / "report.html").html.exists()
+    with pytest.raises(fa.ConfigError, match="E210 there is no round 9"):
+        found.weights(9)
+
+
+def test_a_class_in_place_of_a_method_is_named() -> None:
+    with pytest.raises(fa.ConfigError, match=r"E202 algorithm is the class FedAvg.*Write FedAvg\(\)"):
+        run(with_batch_norm, fa.FedAvg)  # type: ignore[arg-type]

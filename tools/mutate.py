@@ -60,6 +60,7 @@ RULES: dict[str, tuple[str, ...] | None] = {
 # Faults that no test can see, by name, and why.
 EQUIVALENT: dict[str, str] = {
     "core/optimizer.py::Sgd.effective_steps: if m == 0 -> if False": "a shortcut: without momentum the loop adds as many ones",
+    "core/local.py::local_training: w if losses and (not holds((local, moments), w)) else None -> None": "the same numbers in new memory",
     "core/local.py::local_training: w.new_zeros -> w.new_ones (#2)": "a vector of length 0",
     "core/local.py::local_training: if plan.weight_decay -> if True": "adding 0 * w changes nothing: the condition saves time",
     "core/gradient.py::ahead: norm.clamp(min=EPS) -> norm": "where the norm is below 1e-12 the quotient is not the one that is chosen",

@@ -248,6 +248,8 @@ def scopes(node: ast.Attribute | ast.Name, place: Place, context: Context) -> It
     parameters = place.parameters
     if isinstance(place.parent, ast.keyword) and place.parent.arg == "default_factory":
         return
+    if isinstance(place.parent, ast.Attribute) and place.parent.attr == "dtype":  # all of a model's state has one
+        return
     if not isinstance(node.ctx, ast.Load):
         return
     if isinstance(node, ast.Name):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
+import logging
 import platform
 import subprocess
 import sys
@@ -91,7 +93,9 @@ def run(
     """
     for value, kind, name in ((task, Task, "task"), (algorithm, Algorithm, "algorithm"), (local or LocalPlan(), LocalPlan, "local")):
         if not isinstance(value, kind):
-            raise ConfigError("E202", f"{name} is a {type(value).__name__}", "fedaccord.run", f"Give a fedaccord.{kind.__name__}")
+            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            remedy = f"Write {value.__name__}()" if isinstance(value, type) else f"Give a fedaccord.{kind.__name__}"
+            raise ConfigError("E202", f"{name} is {given}", "fedaccord.run", remedy)
     if not hasattr(partition, "split"):
         raise ConfigError("E202", f"partition is a {type(partition).__name__}", "fedaccord.run", "Give e.g. fedaccord.IID(clients=10)")
     experiment = Experiment(
@@ -103,7 +107,7 @@ def run(
         runtime=RuntimeOptions(state=state, debug=debug),  # type: ignore[arg-type]
         run=RunOptions(
             rounds=rounds,
-            seed=seed,
+            seed=int(seed) if isinstance(seed, np.integer) else seed,
             cohort=_sampler(cohort),
             client_test=client_test,
             client_validation=client_validation,
@@ -127,11 +131,25 @@ def run(
         initial=initial,
         folder=None if folder is None else Path(folder),
         resume=resume,
-        telemetry=telemetry or (),
+        telemetry=(_Warns(), *(telemetry or ())),
     )
 
 
-@dataclass
+class _Warns:
+    """Says once, through logging, that a round changed nothing: a notebook has no progress line to see it in."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def emit(self, event: Event) -> None:
+        if event.kind == "round_finished" and event.data["model_kept"] and not self._has_warned:
+            self._has_warned = True
+            first = next((refusal["message"] for refusal in event.data["refused"]), "")
+            text = "round %d kept the old model: %s. %s See Run.rounds and Run.clients."
+            logging.getLogger("fedaccord").warning(text, event.data["round"], event.data["reason"], first)
+
+
+@dataclass(repr=False)
 class Run:
     """What a run has measured, and the models it went through."""
 
@@ -141,6 +159,10 @@ class Run:
     final: RunState
     _weights: dict[int, Tensor]
     _folder: RunFolder | None
+
+    def __repr__(self) -> str:
+        status = self.record.status
+        return f"Run({self.record.experiment['algorithm']['name']}, {status['state']} after round {status['round']} of {status['rounds']})"
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -160,6 +182,10 @@ class Run:
     def weights(self, round: int | None = None) -> Tensor:
         """The global model [d] after `round` (0: the initial one), default after the last. E210 where it was not kept."""
         wanted = self.final.round if round is None else round
+        if not 0 <= wanted <= self.final.round:
+            raise ConfigError(
+                "E210", f"there is no round {wanted}", "Run.weights", f"The run has {self.final.round} rounds; 0 is the start"
+            )
         if wanted in self._weights:
             return self._weights[wanted].clone()
         if self._folder is not None and 0 < wanted <= self.final.round:
@@ -201,7 +227,7 @@ def execute(
         record = Record(
             tables,
             sources,
-            _provenance(experiment, task, prepared.start),
+            _provenance(experiment, task, tables, prepared.start),
             partition_summary(experiment, task, prepared.partition),
             folder=folder,
         )
@@ -359,7 +385,7 @@ class _Threads:
         torch.set_num_threads(self._before)
 
 
-def _provenance(experiment: Experiment, task: Task, start: RunState) -> dict[str, Any]:
+def _provenance(experiment: Experiment, task: Task, tables: dict[str, Any], start: RunState) -> dict[str, Any]:
     return {
         "fedaccord": __version__,
         "python": platform.python_version(),
@@ -370,6 +396,7 @@ def _provenance(experiment: Experiment, task: Task, start: RunState) -> dict[str
         "commit": _commit(),
         "seed": experiment.run.seed,
         "data_hash": task.data_hash(),
+        "experiment_hash": hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest(),
         "start_hash": _hash({"w": start.server.w, **start.buffers}),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

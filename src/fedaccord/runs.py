@@ -137,8 +137,8 @@ class RunFolder:
         """The run as it was; E212 where the experiment or the data are not the ones it began with."""
         earlier = read(self.path)
         now = json.loads(json.dumps(record.experiment))
-        changed = sorted(_differences(earlier.experiment, now))
-        for name, what in (("data_hash", "the data"), ("start_hash", "the initial weights")):
+        changed = sorted(_differences(earlier.experiment, now))  # the file may have been edited as well: hence the hash
+        for name, what in (("experiment_hash", "the experiment"), ("data_hash", "the data"), ("start_hash", "the initial weights")):
             if earlier.provenance.get(name) != record.provenance.get(name):
                 changed.append(what)
         if earlier.partition != json.loads(json.dumps(record.partition)):

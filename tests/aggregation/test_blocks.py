@@ -23,3 +23,8 @@ def test_the_bits_are_those_of_blocks_of_sixteen_in_a_fixed_tree(num_clients: in
     b = [in_order(rows[i : i + 16], weights[i : i + 16]) for i in range(0, num_clients, 16)]
     trees = {1: lambda: b[0], 2: lambda: b[0] + b[1], 3: lambda: (b[0] + b[1]) + b[2], 5: lambda: ((b[0] + b[1]) + (b[2] + b[3])) + b[4]}
     assert torch.equal(weighted_sum(rows, weights), trees[len(b)]())
+
+
+def test_an_upload_without_a_weight_is_a_fault_and_is_not_left_out() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        weighted_sum([torch.ones(2)] * 3, [0.5, 0.5])

@@ -88,3 +88,12 @@ def test_tau_is_the_spread_of_the_last_five_angles_and_weighs_kappa_in_lambda(ve
     tau = math.pi * math.sqrt(0.24)
     assert float(kept.tau) == pytest.approx(tau)
     assert float(kept.raw) == pytest.approx(0.25 * (1 - float(kept.gamma)) + 0.5 * tau)
+
+
+@pytest.mark.parametrize(("raw", "clipped"), [(0.0625, 1.0), (0.125, 1.0), (0.1875, 0.0), (0.25, 1.0), (0.9, 1.0)])
+def test_lambda_at_either_bound_or_beyond_is_reported_as_clipped(raw: float, clipped: float, vec: Any) -> None:
+    method = DynamicSAM(lambda_min=0.125, lambda_max=0.25)
+    kept = method.init_client(vec(0.0))._replace(raw=torch.tensor(raw, dtype=torch.float64), used_lambda=torch.tensor(0.2))
+    signals = method.signals(kept)
+    assert float(signals["clipped"]) == clipped
+    assert float(signals["lambda_raw"]) == raw and float(signals["lambda"]) == pytest.approx(0.2)

@@ -28,6 +28,16 @@ def test_ls_lists_runs_with_their_state(call: Call, folder: Path) -> None:
     assert call("ls", "--root", "elsewhere", "--json").json == {"runs": []}
 
 
+@pytest.mark.usefixtures("quick_report")
+def test_one_damaged_run_does_not_hide_the_others_from_ls(call: Call) -> None:
+    call("run", "experiment.toml")
+    call("run", "experiment.toml", "--seed", "1")
+    first, second = call("ls", "--json").json["runs"]
+    (Path(first["folder"]) / "status.json").write_text("{torn")
+    listed = call("ls", "--json")
+    assert listed.code == 0 and [each["run_id"] for each in listed.json["runs"]] == [second["run_id"]] and "E322" in listed.err
+
+
 def test_a_run_whose_process_is_gone_is_interrupted_not_running(call: Call, folder: Path) -> None:
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "running"}))

@@ -40,3 +40,11 @@ def test_yogis_second_moment_goes_to_the_square_by_a_share_of_the_square() -> No
     move = torch.tensor([0.5, 0.1, 0.5], dtype=torch.float64)
     _, after = fa.ServerYogi(beta2=0.9).step(torch.zeros(3), move, Moments(torch.zeros(3), v))
     assert after.v.tolist() == pytest.approx([0.065, 0.039, 0.25])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_sgd_writes_its_step_into_the_memory_that_it_is_given(momentum: float) -> None:
+    optimizer, w, direction, into = fa.Sgd(momentum), torch.ones(2), torch.tensor([1.0, 2.0]), torch.empty(2)
+    after, _ = optimizer.step(w, direction, optimizer.init(w), 0.25, into)
+    assert after.data_ptr() == into.data_ptr() and after.tolist() == [0.75, 0.5]
+    assert w.tolist() == [1.0, 1.0]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedaccord as fa
-from fedaccord.core.algorithm import Algorithm, BatchGrad, Server, Upload, Work
+from fedaccord.core.algorithm import Algorithm, BatchGrad, RoundStart, Server, Upload, Work
 from fedaccord.core.gradient import sam
 from fedaccord.core.local import Trained, local_training
 from fedaccord.core.vector import FlatModel
@@ -126,3 +126,39 @@ def test_a_client_is_told_its_steps_the_rounds_rate_and_how_far_momentum_carried
         random_direction=lambda: sent.w,
     )
     assert trained.kept == {"steps": 3, "lr": 0.07, "effective_steps": 4.25}
+
+
+class Lookahead(Algorithm):
+    """Evaluates all that it may look at before it trains."""
+
+    def begin(self, start: RoundStart, sent: Server, kept: Any) -> Any:
+        assert start.validation is not None
+        for grad in [*start.reference, start.validation]:
+            grad(sent.w)
+        return kept
+
+    @property
+    def num_reference_batches(self) -> int:
+        return 2
+
+
+def test_looking_at_other_examples_before_training_moves_no_buffer_that_was_given() -> None:
+    model = FlatModel(Counting())
+    model.train(True)
+    one, sent = (torch.ones(1), torch.zeros(1)), Server(model.initial_w)
+    trained = local_training(
+        Lookahead(),
+        model,
+        lambda outputs, y: outputs.sum(),
+        fa.LocalPlan(lr=0.1),
+        sent,
+        model.initial_buffers,
+        (),
+        lambda: iter([one, one]),
+        round=1,
+        lr=0.1,
+        validation=one,
+        random_direction=lambda: sent.w,
+    )
+    assert float(model.initial_buffers["passes"]) == 0.0
+    assert float(trained.buffers["passes"]) == 2.0 and trained.gradients == 4

@@ -11,7 +11,7 @@ from torch import Tensor
 import fedaccord as fa
 from fedaccord.algorithms.fedsmoo import Kept, Sent, Server, Upload
 from fedaccord.core.algorithm import Cohort, RoundStart
-from fedaccord.core.gradient import EPS, ahead, asam, sam, shortened
+from fedaccord.core.gradient import EPS, ahead, asam, cosine, sam, shortened
 
 
 def tensor(*values: float) -> Tensor:
@@ -86,3 +86,10 @@ def test_clipping_is_torchs_however_short_the_gradient(length: float) -> None:
     parameter.grad = gradient.clone()
     torch.nn.utils.clip_grad_norm_([parameter], length / 10)
     assert torch.allclose(shortened(gradient, length / 10), parameter.grad, rtol=1e-12, atol=0.0)
+
+
+def test_a_cosine_never_leaves_its_range_by_rounding() -> None:
+    for seed in range(200):
+        v = torch.randn(30, generator=torch.Generator().manual_seed(seed))
+        assert 0.999 < float(cosine(v, v)) <= 1.0
+        assert -1.0 <= float(cosine(v, -v)) < -0.999

@@ -325,7 +325,7 @@ def test_a_factory_that_needs_arguments_or_makes_no_module_is_refused() -> None:
 
 
 def test_check_finds_a_model_that_does_not_fit_the_data() -> None:
-    with pytest.raises(DataError, match=r"E306 model, loss and data do not fit: .*inputs \[2, 4\]"):
+    with pytest.raises(DataError, match=r"E306 model, loss, metrics and data do not fit: .*inputs \[2, 4\]"):
         task(model=nn.Linear(5, 3)).check()
     with pytest.raises(DataError, match=r"E306 .*outputs \[2, 2\]"):
         task(model=nn.Linear(4, 2), train=(arrays()[0], np.full(12, 2))).check()

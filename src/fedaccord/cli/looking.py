@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedaccord.cli.output import comparison, result, say, table
+from fedaccord.cli.output import comparison, note, result, say, table
 from fedaccord.cli.places import is_parent, locate, one_run, read_study, state_of
 from fedaccord.cli.story import client_story, overview
 from fedaccord.cli.words import SHORT, done_line, metric_of, round_line, run_line
-from fedaccord.core.errors import ConfigError
+from fedaccord.core.errors import ConfigError, FedaccordError
 from fedaccord.report import comparison_rows, summary, write_report
 from fedaccord.runs import Record, find, read, read_lines, short_id
 
@@ -21,7 +21,12 @@ POLL = 0.3  # seconds
 
 def list_all(root: Path, as_json: bool) -> None:
     """`fedaccord ls`."""
-    rows = [_row(folder, root) for folder in find(root)]
+    rows = []
+    for folder in find(root):
+        try:
+            rows.append(_row(folder, root))
+        except FedaccordError as damaged:  # one damaged run does not hide the others
+            note(str(damaged))
     if as_json:
         result({"runs": rows})
     elif rows:

@@ -43,6 +43,9 @@ def run(given: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as problem:
+        print(problem.ctx.get_help() if problem.ctx else "See: fedaccord --help")
+        return ConfigError.exit_code
     except click.ClickException as problem:
         return _failed(_usage(problem), as_json, debug)
     except FedaccordError as error:

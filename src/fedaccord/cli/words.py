@@ -101,6 +101,9 @@ def done_line(rows: Sequence[Mapping[str, Any]], report: str | None) -> str:
             parts.append(f"{SHORT.get(metric, metric)} {final['mean']:.3f}{interval}")
         else:
             parts.append(f"no metric: {final.get('reason') or 'never evaluated'}")
+        refused = row["refused"]["mean"]
+        if row["model_kept"]["mean"]:
+            parts.append(f"{row['model_kept']['mean']:g} rounds changed nothing, {refused:g} uploads refused: see fedaccord show")
         target = row["target_round"]
         if target["target"] is not None:
             reached = (

@@ -205,7 +205,8 @@ def _batch_norm(facts: Facts) -> Iterator[Finding]:
         return
     batch = "the whole client" if facts.batch_size is None else str(facts.batch_size)
     better = _better_batch(facts)
-    remedy = "use GroupNorm" if better is None else f"use GroupNorm, or batch_size {better[0]}, which leaves {better[1]} such clients"
+    others = "" if better is None else f", or batch_size {better[0]}, which leaves {better[1]} such clients"
+    remedy = f"use GroupNorm, or local.drop_last = true{others}"
     yield _named(
         "warning",
         "batch_norm_single",

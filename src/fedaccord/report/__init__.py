@@ -40,7 +40,7 @@ def write_report(
     window: int = 5,
     last: int | None = None,
 ) -> ReportPaths:
-    """Write the page and the CSV files beside it; existing ones are replaced.
+    """Write the page and the CSV files beside it; existing ones are replaced. `records`: of runs, or the `Run`s themselves.
 
     `target`: value of the metric that the mean over `window` rounds must meet. `metric`: by default the first that is not 'loss'.
     `last`: rounds of the tail mean (50; a fifth of the rounds where no run has 100).
@@ -50,7 +50,7 @@ def write_report(
 
     page = Path(html_path)
     paths = ReportPaths(page, *(page.with_name(f"{page.stem}.{part}.csv") for part in ("rounds", "clients", "summary", "partition")))
-    chosen = study(records, target, metric, window, last)
+    chosen = study([getattr(each, "record", each) for each in records], target, metric, window, last)
     files = (
         (paths.summary.name, "every figure of this page, by method and by seed"),
         (paths.rounds.name, "one line a round"),

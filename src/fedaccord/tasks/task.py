@@ -119,11 +119,12 @@ class Task:
             with torch.no_grad():
                 outputs = module(rows.x)
                 loss: Any = self.loss(outputs, rows.y)
-                if not isinstance(outputs, Tensor) or not isinstance(loss, Tensor) or loss.numel() != 1:
-                    what = f"outputs are a {type(outputs).__name__}, the loss is {_described(loss)}"
-                    raise DataError(
-                        "E306", what, f"task '{self.name}'", "Outputs are one tensor, the loss its mean over the batch, a tensor []"
-                    )
+                if not isinstance(outputs, Tensor):
+                    what = f"the model returns a {type(outputs).__name__}"
+                    raise DataError("E306", what, f"task '{self.name}'", "Return one tensor, e.g. from a small module around it")
+                if not isinstance(loss, Tensor) or loss.numel() != 1:
+                    what = f"has shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+                    raise DataError("E306", f"the loss {what}", f"task '{self.name}'", "Return the mean over the batch, a tensor []")
                 self.measure(outputs, rows.y)
         except DataError:
             raise
@@ -188,10 +189,6 @@ class Task:
         sizes = f"{len(self.train)} train, {0 if self.validation is None else len(self.validation)} validation, {len(self.test)} test"
         classes = f", {self.num_classes} classes" if self.num_classes is not None else ""
         return f"Task('{self.name}', {sizes}, inputs {list(self.in_shape)}{classes}, metrics {', '.join(self.metrics) or 'none'})"
-
-
-def _described(value: Any) -> str:
-    return f"of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _with(rows: Examples, x: Tensor) -> Examples:
