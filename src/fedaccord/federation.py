@@ -166,8 +166,10 @@ class Federation:
         if not counted:
             return state._replace(round=t), None, "no usable upload"
         uploads, weights = [answer.upload for answer, _ in counted], [weight for _, weight in counted]
-        size = len(counted)
-        cohort = Cohort(weighted_sum(uploads, weights), weighted_sum(uploads, [1 / size] * size), size, self.runtime.population)
+        size, weighted = len(counted), weighted_sum(uploads, weights)
+        equal = [1 / size] * size
+        uniform = weighted if weights == equal else weighted_sum(uploads, equal)
+        cohort = Cohort(weighted, uniform, size, self.runtime.population)
         server = self.algorithm.update(state.server, cohort)
         buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
         if not all(torch.isfinite(leaf).all() for leaf in to_arrays((server, buffers)).values()):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedaccord.core.gradient import EPS, cosine
+from fedaccord.core.gradient import EPS
 
 
 class Geometry(NamedTuple):
@@ -23,12 +23,17 @@ def geometry(deltas: Sequence[Tensor], mean_delta: Tensor, old_w: Tensor, new_w:
     """deltas: C vectors [d]; old_w, new_w: the global model before and after the server's step. One pass, O(C d)."""
     moved = new_w - old_w
     norms = [float(delta.norm()) for delta in deltas]
-    cosines = [float(cosine(delta, mean_delta)) for delta in deltas]
+    mean_norm = float(mean_delta.norm())
+    cosines = [_cosine(float(delta @ mean_delta), norm * mean_norm) for delta, norm in zip(deltas, norms, strict=True)]
     drifts = [float((delta - moved).square().sum()) for delta in deltas]
     directions = torch.zeros_like(mean_delta)
     for delta, norm in zip(deltas, norms, strict=True):
         if EPS < norm < math.inf:  # finite vectors may be longer than their dtype can say
-            directions += delta / norm
+            directions.add_(delta, alpha=1 / norm)
     n = sum(EPS < norm < math.inf for norm in norms)
     pairwise = (float(directions.square().sum()) - n) / (n * (n - 1)) if n > 1 else None
     return Geometry(norms, cosines, drifts, pairwise)
+
+
+def _cosine(dot: float, lengths: float) -> float:
+    return max(-1.0, min(1.0, dot / lengths)) if 0 < lengths < math.inf and math.isfinite(dot) else 0.0
