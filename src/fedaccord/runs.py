@@ -201,6 +201,8 @@ class RunFolder:
 
     def restore(self, like: State, restore_clients: Callable[[Path | None], None]) -> tuple[int, State]:
         """(round, state) of the newest checkpoint; (0, like) before the first. Drops the records that came after it."""
+        for left in [*self.path.glob("weights/.tmp*"), *self.path.glob("checkpoints/.*.tmp/*")]:
+            left.unlink()  # what a killed process was writing aside
         found = self.checkpoints()
         if not found:
             restore_clients(None)

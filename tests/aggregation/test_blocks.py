@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.aggregation.sums import weighted_sum
+from fedaccord.aggregation.sums import mean_buffers, weighted_sum
 
 
 def in_order(rows: list[Tensor], weights: list[float]) -> Tensor:
@@ -28,3 +28,9 @@ def test_the_bits_are_those_of_blocks_of_sixteen_in_a_fixed_tree(num_clients: in
 def test_an_upload_without_a_weight_is_a_fault_and_is_not_left_out() -> None:
     with pytest.raises(ValueError, match="shorter"):
         weighted_sum([torch.ones(2)] * 3, [0.5, 0.5])
+
+
+def test_the_buffers_of_one_client_alone_are_its_own() -> None:
+    own = {"mean": torch.tensor([0.5, 2.0]), "count": torch.tensor(7), "on": torch.tensor(True)}
+    mean = mean_buffers([own], [1.0])
+    assert all(torch.equal(mean[name], value) and mean[name].dtype == value.dtype for name, value in own.items())
