@@ -275,3 +275,12 @@ def test_a_run_is_one_line_and_a_report_takes_runs(tmp_path: Path) -> None:
 def test_a_class_in_place_of_a_method_is_named() -> None:
     with pytest.raises(fa.ConfigError, match=r"E202 algorithm is the class FedAvg.*Write FedAvg\(\)"):
         run(with_batch_norm, fa.FedAvg)  # type: ignore[arg-type]
+
+
+def test_a_policy_is_not_asked_about_nobody() -> None:
+    class Picky:
+        def weigh(self, reports: Any) -> Tensor:
+            return torch.ones(len(reports)) / torch.tensor([each.num_examples for each in reports]).min()
+
+    found = run(with_batch_norm, policy=Picky(), local=fa.LocalPlan(lr=1e30, epochs=3, batch_size=8))
+    assert found.rounds.model_kept.all() and set(found.rounds.reason) == {"no usable upload"}

@@ -33,7 +33,15 @@ from mutation_operators import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fedaccord"
-TESTS = ("tests/oracles", "tests/algorithms", "tests/laws", "tests/core", "tests/aggregation", "tests/test_federation.py")
+TESTS = (
+    "tests/oracles",
+    "tests/algorithms",
+    "tests/laws",
+    "tests/core",
+    "tests/aggregation",
+    "tests/test_federation.py",
+    "tests/test_edges.py",
+)
 
 LEFT_OUT = ("--ignore=tests/laws/test_uploads.py",)  # thousands of uploads for the guard, none for a rule
 

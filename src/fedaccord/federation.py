@@ -155,7 +155,7 @@ class Federation:
         if given.shape != (len(reports),):
             what = f"{type(self.policy).__name__} gave weights of shape {tuple(given.shape)} for {len(reports)} clients"
             raise ConfigError("E215", what, "aggregation.policy", "A policy returns one weight a client")
-        weights = (given * self.algorithm.confidence(reports)).nan_to_num(nan=0.0, posinf=0.0).clamp(min=0)
+        weights = (given * self.algorithm.confidence(reports)).nan_to_num(posinf=0.0).clamp(min=0)
         total = float(weights.sum())
         return [float(weight) / total for weight in weights] if total > 0 else [0.0] * len(reports)
 

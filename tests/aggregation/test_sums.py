@@ -71,3 +71,20 @@ def test_large_counters_are_averaged_exactly() -> None:
     big = 2**40 + 1  # float32 cannot hold it
     mean = mean_buffers([{"count": torch.tensor(big)}, {"count": torch.tensor(big)}], [0.5, 0.5])
     assert mean["count"] == big
+
+
+def test_the_buffers_of_one_client_are_its_own_in_their_dtypes() -> None:
+    own = {
+        "mean": torch.tensor([0.1, 0.2]),
+        "count": torch.tensor(7),
+        "seen": torch.tensor([True, False]),
+        "wide": torch.tensor(0.3, dtype=torch.float64),
+    }
+    mean = mean_buffers([own], [1.0])
+    assert all(torch.equal(mean[name], value) and mean[name].dtype == value.dtype for name, value in own.items())
+
+
+def test_float_buffers_are_summed_in_their_own_dtype_as_the_models_are() -> None:
+    rows = [torch.tensor([0.1, 1.7]), torch.tensor([0.3, 2.9]), torch.tensor([0.7, 5.3])]
+    mean = mean_buffers([{"mean": row} for row in rows], [0.2, 0.3, 0.5])
+    assert torch.equal(mean["mean"], weighted_sum(rows, [0.2, 0.3, 0.5]))
