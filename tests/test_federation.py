@@ -244,3 +244,38 @@ def test_a_script_is_followed_and_checked() -> None:
 
 def test_the_default_policy_is_by_size() -> None:
     assert federation(Clients({})).policy == BySize()
+
+
+@dataclasses.dataclass(frozen=True)
+class Says:
+    """A policy that gives the weights it was made with, and is never asked about nobody."""
+
+    weights: tuple[float, ...]
+
+    def weigh(self, reports: Sequence[ClientReport]) -> Tensor:
+        assert reports
+        return torch.tensor(self.weights, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_weight_that_is_no_share_leaves_its_client_out_and_the_others_have_all(odd: float) -> None:
+    result, clients = one_round({0: (3.0, 0.0), 1: (0.0, 3.0)}, policy=Says((odd, 2.0)))
+    assert [client.weight for client in result.clients] == [0.0, 1.0]
+    assert result.report.accepted == (1,) and clients.settled == [{1}]
+    assert result.state.server.w.tolist() == [1.0, 2.0]
+
+
+def test_weights_that_are_all_zero_keep_the_model() -> None:
+    result, clients = one_round({0: (3.0, 0.0), 1: (0.0, 3.0)}, policy=Says((0.0, 0.0)))
+    assert result.report.model_kept and clients.settled == [set()]
+    assert result.state.server.w.tolist() == W.tolist()
+
+
+def test_a_policy_that_weighs_other_clients_than_there_are_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"E215 Says gave weights of shape \(1,\) for 2 clients"):
+        one_round({0: (3.0, 0.0), 1: (0.0, 3.0)}, policy=Says((1.0,)))
+
+
+def test_a_policy_is_not_asked_about_a_round_in_which_nobody_answered() -> None:
+    result, _ = one_round({0: None, 1: None}, policy=Says(()))
+    assert result.report.model_kept

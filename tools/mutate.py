@@ -271,12 +271,13 @@ def write(path: Path, outcomes: list[Outcome]) -> None:
     if path.exists():
         looked_at = {row[0] for row in rows}
         with path.open(newline="") as file:
-            rows += [tuple(row) for row in csv.reader(file) if row[0] in RULES.keys() - looked_at]
-    order = list(RULES)
+            rows += [tuple(row) for row in csv.reader(file) if row[0] in set(RULES) - looked_at]
+    order = {file: number for number, file in enumerate(RULES)}
+    rows.sort(key=lambda row: order[row[0]])
     with path.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("file", "function", "fault", "result", "test or reason"))
-        table.writerows(sorted(rows, key=lambda row: order.index(row[0])))
+        table.writerows(rows)
 
 
 def main() -> int:
@@ -319,7 +320,7 @@ def main() -> int:
         finally:
             for bench in benches:
                 bench.stop()
-    place_of = {mutant.name: i for i, mutant in enumerate(found)}
+    place_of = {mutant.name: number for number, mutant in enumerate(found)}
     outcomes.sort(key=lambda outcome: place_of[outcome.mutant.name])
     if options.out:
         write(options.out, outcomes)
