@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import BySize, Equal
-from fedaccord.algorithms import DynamicSAM, FedAvg
+from fedaccord.algorithms import DynamicSAM, FedAvg, FedDyn
 from fedaccord.core.algorithm import Server, Upload
 from fedaccord.core.errors import ConfigError, UploadError
 from fedaccord.core.local import LocalPlan, upload_template
@@ -279,3 +279,27 @@ def test_a_policy_that_weighs_other_clients_than_there_are_is_named() -> None:
 def test_a_policy_is_not_asked_about_a_round_in_which_nobody_answered() -> None:
     result, _ = one_round({0: None, 1: None}, policy=Says(()))
     assert result.report.model_kept
+
+
+def test_buffers_become_their_weighted_mean_and_integers_are_rounded() -> None:
+    """Sizes 10 and 20: (1/3) 3 + (2/3) 6 = 5, and (1/3) 1 + (2/3) 3 = 7/3."""
+    first = {"mean": torch.zeros(1), "count": torch.tensor(0)}
+    theirs = {0: {"mean": torch.tensor([3.0]), "count": torch.tensor(1)}, 1: {"mean": torch.tensor([6.0]), "count": torch.tensor(3)}}
+    clients = Clients({0: (1.0, 0.0), 1: (1.0, 0.0)}, lambda answer: answer._replace(buffers=theirs[answer.client]))
+    layout = Layout.of(nn.Linear(2, 1, bias=False))
+    built = federation(clients, guard=Guard(upload_template(FedAvg(), W), first, layout, 1000))
+    buffers = built.round(built.start(W, first)).state.buffers
+    assert buffers["mean"].tolist() == pytest.approx([5.0]) and int(buffers["count"]) == 2
+
+
+def test_where_clients_keep_their_buffers_the_servers_stay() -> None:
+    clients, first = Clients({0: (1.0, 0.0), 1: (1.0, 0.0)}), {"mean": torch.ones(1)}
+    built = federation(clients)
+    assert built.round(built.start(W, first)).state.buffers is first
+
+
+def test_a_round_whose_sum_is_not_finite_counts_as_a_round() -> None:
+    big = 3e38
+    result, _ = one_round({0: (big, 0.0), 1: (big, 0.0)}, policy=Equal(), algorithm=FedDyn())
+    assert result.report.model_kept and result.report.reason == "the aggregate is not finite"
+    assert result.state.round == 1

@@ -150,7 +150,7 @@ class Bench:
         sys.path.insert(0, str(self.source))
         os.environ["PYTHONPATH"] = str(self.source)
         os.chdir(self.tests)
-        arguments = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"]
+        arguments = ["-q", "--tb=no", "--assert=plain", "--timeout=60", "-p", "no:cacheprovider"]
         for paths in (likely, tests) if likely else (tests,):
             code = int(pytest.main([*arguments, *([] if is_baseline else ["-x"]), *paths], plugins=[order]))
             if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):

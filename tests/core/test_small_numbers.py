@@ -93,3 +93,8 @@ def test_a_cosine_never_leaves_its_range_by_rounding() -> None:
         v = torch.randn(30, generator=torch.Generator().manual_seed(seed))
         assert 0.999 < float(cosine(v, v)) <= 1.0
         assert -1.0 <= float(cosine(v, -v)) < -0.999
+
+
+def test_the_cosine_with_a_zero_vector_is_zero_on_either_side_and_with_two() -> None:
+    zero, v = torch.zeros(2), torch.tensor([3.0, 4.0])
+    assert [float(cosine(a, b)) for a, b in ((zero, v), (v, zero), (zero, zero))] == [0.0, 0.0, 0.0]
