@@ -109,7 +109,7 @@ def test_a_cohort_is_a_number_a_share_a_script_or_a_sampler(task: fa.Task, cohor
         ({"cohort": 7}, "E203", "7 out of 6"),
         ({"rounds": 0}, "E203", "rounds"),
         ({"client_test": 1.5}, "E203", "client_test"),
-        ({"buffers": "mean"}, "E20", "buffers"),
+        ({"local_parts": "mean"}, "E20", "local_parts"),
         ({"state": "disk"}, "E20", "state"),
         ({"state": "memory_mapped"}, "E208", "folder"),
         ({"local": fa.LocalPlan(lr=-1.0)}, "E203", "lr"),

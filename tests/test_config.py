@@ -214,6 +214,8 @@ SECTIONS = [
     {"run": {"cohort": 3, "stop_at": 0.5}},
     {"run": {"cohort": 0.5}},
     {"run": {"cohort": {"name": "scripted", "cohorts": [[0, 1], []]}}},
+    {"run": {"cohort": {"name": "stability_aware", "size": 3, "floor": 0.1}}},
+    {"devices": {"weak_share": 0.3, "gradients_per_second": 50.0, "deadline": 2.0}},
     {"runtime": {"state": "memory_mapped", "debug": True}},
 ]
 
@@ -233,7 +235,7 @@ def test_a_resolved_experiment_reads_back_as_itself(read: Read, section: dict[st
 
 def test_every_choice_that_exists_is_read_back(read: Read) -> None:
     assert set(PARTITIONS) == set(SCHEMES)
-    assert sum(len(registry) for registry in CHOICES.values()) == len(SECTIONS) - 1  # all names, and the runtime
+    assert sum(len(registry) for registry in CHOICES.values()) == len(SECTIONS) - 2  # all names, the devices and the runtime
 
 
 @pytest.mark.parametrize(

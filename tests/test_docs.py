@@ -75,14 +75,14 @@ def test_an_algorithm_takes_one_file_and_three_lines(tmp_path: Path) -> None:
     code = """
 import fedaccord as fa
 task = fa.digits()
-options = dict(partition=fa.IID(clients=5), cohort=3, rounds=4, local=fa.LocalPlan(lr=0.1, epochs=1))
-added = fa.run(task, fa.FedAvgM(beta=0.9), **options)
-known = fa.run(task, fa.FedAvg(), server_optimizer=fa.ServerSgd(momentum=0.9), **options)
-plain = fa.run(task, fa.FedAvg(), **options)
-assert fa.REGISTRY["fedavgm"] is fa.FedAvgM
-moved = (known.weights() - known.weights(0)).norm()
-assert (added.weights() - known.weights()).norm() <= 1e-5 * moved
-assert (added.weights() - plain.weights()).norm() > 1e-2 * moved
+options = dict(partition=fa.PathologicalLabels(clients=10, labels_per_client=1), cohort=5, policy=fa.Equal(), rounds=4, local=fa.LocalPlan(lr=0.1, epochs=1))
+assert fa.REGISTRY["fedexp"] is fa.FedExP
+added, neutral, plain = (fa.run(task, method, **options) for method in (fa.FedExP(epsilon=0.0), fa.FedExP(epsilon=1e6), fa.FedAvg()))
+assert all((neutral.weights(t) == plain.weights(t)).all() for t in range(5)), "a huge epsilon is FedAvg"
+longer, move = (run.weights(1) - run.weights(0) for run in (added, plain))
+deltas = plain.clients.query("round == 1").update_norm ** 2
+step = max(1.0, deltas.mean() / (2 * float(move @ move)))
+assert step > 1.01 and (longer - step * move).norm() <= 1e-5 * move.norm(), step
 """
     done = run_python(code, tmp_path, source)
     assert done.returncode == 0, done.stderr
@@ -92,6 +92,6 @@ assert (added.weights() - plain.weights()).norm() > 1e-2 * moved
 def test_the_laws_hold_for_the_added_algorithm(tmp_path: Path) -> None:
     source = with_the_algorithm_added(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "laws"), "-k", "fedavgm"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "laws"), "-k", "fedexp"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr

@@ -265,13 +265,13 @@ def test_a_server_optimiser_leaves_batch_norm_statistics_alone(frozen: fa.Task, 
 
 def test_what_happens_to_buffers_is_chosen_and_said(frozen: fa.Task) -> None:
     """Row 20: averaged, FedAvg's global statistics move and integer counters stay integers; local, they are each client's own."""
-    averaged, local = (run(frozen, fa.FedAvg(), blocks(64, 32), cohort=2, rounds=1, buffers=how) for how in ("average", "local"))
+    averaged, local = (run(frozen, fa.FedAvg(), blocks(64, 32), cohort=2, rounds=1, local_parts=how) for how in ("none", "buffers"))
     start, after = buffers_of(frozen.build_model(0)), averaged.final.buffers
     assert not torch.equal(start["block.1.running_mean"], after["block.1.running_mean"])
     assert after["block.1.num_batches_tracked"].dtype == torch.int64
     assert after["block.1.num_batches_tracked"] == 3, "4 and 2 batches, weighted 2:1: 3.33, rounded"
     assert all(torch.equal(b, local.final.buffers[name]) for name, b in start.items())
-    assert averaged.record.experiment["aggregation"]["buffers"] == "average", "and it is in the records"
+    assert averaged.record.experiment["aggregation"]["local_parts"] == "none", "and it is in the records"
     assert local.record.rounds[0]["test"] is None and "buffers are local" in local.record.rounds[0]["test_reason"]
 
 

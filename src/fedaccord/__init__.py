@@ -25,7 +25,8 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "core.optimizer": ("Adam", "AdamW", "Sgd"),
     "core.schedule": ("Constant", "Cosine", "Exponential"),
     "core.server_optimizer": ("ServerAdagrad", "ServerAdam", "ServerSgd", "ServerYogi"),
-    "sampling": ("Coin", "Scripted", "Uniform"),
+    "experiment": ("Devices",),
+    "sampling": ("Coin", "Scripted", "StabilityAware", "Uniform"),
     "aggregation.policy": ("BySize", "Equal"),
     "report": ("write_report",),
 }

@@ -29,6 +29,7 @@ from fedaccord.core.state import num_bytes
 from fedaccord.core.vector import load_into
 from fedaccord.experiment import (
     Aggregation,
+    Devices,
     Experiment,
     Initial,
     Prepared,
@@ -41,7 +42,7 @@ from fedaccord.experiment import (
 from fedaccord.federation import RunState
 from fedaccord.partition import Partition, Partitioner
 from fedaccord.runs import Record, RunFolder, lines_of
-from fedaccord.sampling import Coin, Sampler, Scripted, Uniform
+from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
 from fedaccord.tasks import Task
 from fedaccord.tasks.memory import require_memory
 from fedaccord.telemetry import Event, Tee, Telemetry
@@ -63,7 +64,8 @@ def run(
     local: LocalPlan | None = None,
     server_optimizer: ServerOptimizer | None = None,
     policy: Policy | None = None,
-    buffers: str = "average",
+    local_parts: str = "method",
+    devices: Devices | None = None,
     client_test: float = 0.1,
     client_validation: float = 0.0,
     initial: Initial = None,
@@ -83,7 +85,8 @@ def run(
 
     cohort: how many clients each round asks (int), the chance of each client (float below 1), a `Sampler`, or a list of client ids for
     each round. local: learning rate, epochs, batch size (or "full"), optimiser, schedule, weight decay, clip and its scope.
-    policy: `BySize()` (default) or `Equal()`. buffers: "average" or "local" batch-norm statistics.
+    policy: `BySize()` (default) or `Equal()`. local_parts: what stays with each client: "none", "buffers" (batch-norm statistics) or
+    "batch_norm" (weights and biases too); "method": what the method says. devices: who is weak, how fast, and each round's deadline.
     client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
     initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
@@ -103,7 +106,8 @@ def run(
         algorithm=algorithm,
         local=local or LocalPlan(),
         server_optimizer=server_optimizer,
-        aggregation=Aggregation(policy or BySize(), buffers),  # type: ignore[arg-type]
+        aggregation=Aggregation(policy or BySize(), local_parts),  # type: ignore[arg-type]
+        devices=devices or Devices(),
         runtime=RuntimeOptions(state=state, debug=debug),  # type: ignore[arg-type]
         run=RunOptions(
             rounds=rounds,
@@ -324,9 +328,9 @@ def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared,
     try:
         earlier = disk.check_same(record)
         round, parts = disk.restore(_on_disk(prepared.start), prepared.federation.runtime.restore)
-        state = RunState(round, parts["server"], parts["buffers"])
         disk.clear_stop()
         record.rounds, record.clients = disk.records()
+        state = RunState(round, parts["server"], parts["buffers"], remembered(prepared.federation.sampler, record.clients))
         record.provenance = earlier.provenance
         disk.set_status({"state": "running", "round": round, "rounds": prepared.federation.rounds, "error": None})
     except BaseException:

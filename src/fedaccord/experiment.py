@@ -7,7 +7,7 @@ objects.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import POLICIES, BySize, Policy
 from fedaccord.algorithms import REGISTRY, FedAvg
-from fedaccord.core.algorithm import Algorithm, Count, Positive, PositiveCount
+from fedaccord.core.algorithm import Algorithm, Count, Device, LocalParts, Positive, PositiveCount, Share
 from fedaccord.core.errors import ConfigError, PartitionError
 from fedaccord.core.local import LocalPlan, upload_template
 from fedaccord.core.optimizer import LOCAL_OPTIMIZERS, LocalOptimizer
@@ -30,13 +30,13 @@ from fedaccord.core.rng import stream
 from fedaccord.core.schedule import SCHEDULES, Schedule
 from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS, ServerOptimized, ServerOptimizer
 from fedaccord.core.state import children, num_bytes
-from fedaccord.core.vector import Buffers, FlatModel
+from fedaccord.core.vector import Buffers, FlatModel, batch_norm_parameters
 from fedaccord.federation import Federation, RunState, Target
 from fedaccord.partition import IID, SCHEMES, Attributes, Partition, Partitioner, label_counts, summary
 from fedaccord.runtime.evaluation import evaluate
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
-from fedaccord.runtime.states import ClientStates, InMemory, MemoryMapped
+from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
 from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform
 from fedaccord.tasks import Examples, Task
 from fedaccord.tasks.memory import require_memory
@@ -50,7 +50,7 @@ class Aggregation:
     """Who counts for how much, and what happens to batch-norm statistics and other buffers."""
 
     policy: Policy = field(default_factory=BySize)
-    buffers: Literal["average", "local"] = "average"  # local: each client keeps its own and sends none (SiloBN)
+    local_parts: LocalParts | Literal["method"] = "method"  # what stays with each client; method: what the method says, mostly none
     max_examples: Positive | None = None  # the largest sample count that a client may report; default: the training examples of the task
 
 
@@ -61,6 +61,16 @@ class RuntimeOptions:
     name: Literal["sequential"] = "sequential"
     state: Literal["memory", "memory_mapped"] = "memory"
     debug: bool = False  # stop at the first non-finite value, naming client, round and step
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What clients compute on, for methods that give weak ones less to do. It changes how much they do, never the clock."""
+
+    weak_share: Share = 0.0  # of the clients, drawn once
+    gradients_per_second: Positive | None = None  # of a strong client, mini-batches; left out: unknown
+    weak_speed: Share = 0.25  # of a strong client's
+    deadline: Positive | None = None  # seconds of computing that a round leaves a client
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Experiment:
     local: LocalPlan = field(default_factory=LocalPlan)
     server_optimizer: ServerOptimizer | None = None
     aggregation: Aggregation = field(default_factory=Aggregation)
+    devices: Devices = field(default_factory=Devices)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
@@ -112,22 +123,34 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     """
     run, seed = experiment.run, experiment.run.seed
     task.check()
-    model = FlatModel(task.build_model(seed))
-    data, partition = share_out(experiment, task)
-    w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
     algorithm = experiment.algorithm
     if experiment.server_optimizer:
         algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
-    has_local_buffers = experiment.aggregation.buffers == "local" and bool(model.initial_buffers)
-    like = (algorithm.init_client(w), buffers if has_local_buffers else {})
+    asked = experiment.aggregation.local_parts
+    local_parts = algorithm.local_parts if asked == "method" else asked
+    module = task.build_model(seed)
+    model = FlatModel(module, own=batch_norm_parameters(module) if local_parts == "batch_norm" else ())
+    data, partition = share_out(experiment, task)
+    w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
+    has_local_buffers = local_parts != "none" and bool(model.initial_buffers)
+    like = ClientState(algorithm.init_client(w), buffers if has_local_buffers else {}, _first_moments(experiment.local, model))
     states = _states(experiment, like, len(data), state_folder)
-    runtime = Sequential(model, task.loss, task.metrics, data, states, local_buffers=has_local_buffers, debug=experiment.runtime.debug)
+    runtime = Sequential(
+        model,
+        task.loss,
+        task.metrics,
+        data,
+        states,
+        local_buffers=has_local_buffers,
+        device_of=partial(_device, experiment.devices, _weak_clients(experiment, len(data))),
+        debug=experiment.runtime.debug,
+    )
     max_examples = experiment.aggregation.max_examples or max(task.num_examples, int(partition.shards.sizes.max()))
-    template = upload_template(algorithm, w)
+    template = upload_template(algorithm, w, model.layout)
     if not all(isinstance(leaf, Tensor) for leaf in children(template).values()) or "delta" not in children(template):
         what = f"{type(experiment.algorithm).__name__} uploads {sorted(children(template))}"
         raise ConfigError("E216", what, "algorithm", "An upload is a NamedTuple of tensors, and one of them is called delta")
-    _check_cohorts(run, len(data))
+    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
@@ -153,8 +176,32 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     return Prepared(federation, federation.start(w, buffers), model, data, partition)
 
 
-def _check_cohorts(run: RunOptions, population: int) -> None:
+def _first_moments(plan: LocalPlan, model: FlatModel) -> Any:
+    """What a client's optimiser keeps before its first round."""
+    if not plan.keep_moments:
+        return ()
+    own = () if model.own is None else plan.optimizer.init(model.own.flatten(model.initial_buffers))
+    return plan.optimizer.init(model.initial_w), own
+
+
+def _weak_clients(experiment: Experiment, population: int) -> frozenset[int]:
+    size = round(experiment.devices.weak_share * population)
+    return frozenset(stream(experiment.run.seed, "devices").choice(population, size, replace=False).tolist())
+
+
+def _device(devices: Devices, weak: frozenset[int], client: int) -> Device:
+    speed = devices.gradients_per_second
+    if client in weak:
+        speed = speed and speed * devices.weak_speed
+    return Device(client in weak, speed, devices.deadline)
+
+
+def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str) -> None:
     """Samplers that can fail do so now, not in round 70."""
+    missing = sorted(set(getattr(run.cohort, "looks_at", ())) - set(signals))
+    if missing:
+        what = f"{type(run.cohort).__name__} looks at {', '.join(missing)}, which {method} does not report"
+        raise ConfigError("E208", what, "run.cohort", "Use it with dynamic_sam, or sample uniformly")
     rounds = run.rounds if isinstance(run.cohort, Scripted) else min(run.rounds, 1)
     for t in range(1, rounds + 1):
         run.cohort.draw(t, population, run.seed)
@@ -265,7 +312,7 @@ def plain(value: Any) -> Any:
     """An experiment, or a part of it, as the nested tables of the TOML file: every default written out, None left out."""
     if is_dataclass(value) and not isinstance(value, type):
         table = {each.name: plain(getattr(value, each.name)) for each in fields(value) if getattr(value, each.name) is not None}
-        if isinstance(value, Experiment | Aggregation | RuntimeOptions | RunOptions | LocalPlan):
+        if isinstance(value, Experiment | Aggregation | Devices | RuntimeOptions | RunOptions | LocalPlan):
             return table
         names = [name for registry in CHOICES.values() for name, kind in registry.items() if kind is type(value)]
         return {"name": names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}", **table}

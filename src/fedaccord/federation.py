@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite
 from fedaccord.core.state import State, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
-from fedaccord.sampling import Sampler, Uniform
+from fedaccord.sampling import History, Sampler, Uniform, seen
 
 Evaluator = Callable[[Tensor, Buffers], Evaluation]  # (w [d], buffers) -> metrics on data of the server
 
@@ -33,6 +34,7 @@ class RunState(NamedTuple):
     round: int  # the last round done; 0 before the first
     server: State  # of the algorithm; `server.w` is the global model
     buffers: Buffers
+    history: History = MappingProxyType({})  # what the sampler looks at; rebuilt from the records on resume
 
 
 class RoundResult(NamedTuple):
@@ -94,7 +96,7 @@ class Federation:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
         started, t = time.perf_counter(), state.round + 1
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
-        cohort = tuple(int(client) for client in self.sampler.draw(t, self.runtime.population, self.seed))
+        cohort = tuple(int(client) for client in self.sampler.draw(t, self.runtime.population, self.seed, state.history))
         sent = self.algorithm.broadcast(state.server)
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
@@ -110,13 +112,17 @@ class Federation:
         self.runtime.settle({answer.client for answer, _ in counted})
 
         clients, shape = self._client_reports(answers, counted, refusals, summed, state, new)
+        answered = {answer.client for answer in answers}
+        absent = tuple(client for client in cohort if client not in answered)
+        accepted = [report for report in clients if report.accepted]
+        alerts = self.algorithm.alerts(state.server, new.server, accepted, absent) if accepted else ()
+        new = new._replace(history=seen(self.sampler, state.history, accepted))
         test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
         is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
         ids = range(self.runtime.population) if is_last or (every and t % every == 0) else range(0)
         evaluations = self.runtime.evaluate(new.server.w, new.buffers, ids) if len(ids) else []
-        losses = [loss for report in clients if report.accepted and (loss := number(report.loss)) is not None]
-        answered = {answer.client for answer in answers}
+        losses = [loss for report in accepted if (loss := number(report.loss)) is not None]
         report = RoundReport(
             round=t,
             lr=lr,
@@ -125,7 +131,7 @@ class Federation:
             refused=tuple(
                 {"client": c, "code": r.code, "reason": r.reason, "message": str(r)} for c, r in [*refusals.items(), *surplus] if r
             ),
-            absent=tuple(client for client in cohort if client not in answered),
+            absent=absent,
             train_loss=finite(sum(losses) / len(losses)) if losses else None,
             test=test.metrics,
             test_reason=test.reason,
@@ -140,6 +146,7 @@ class Federation:
             seconds=time.perf_counter() - started,
             model_kept=reason is not None,
             reason=reason,
+            alerts=alerts,
         )
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)))
 
@@ -170,11 +177,11 @@ class Federation:
         equal = [1 / size] * size
         uniform = weighted if weights == equal else weighted_sum(uploads, equal)
         cohort = Cohort(weighted, uniform, size, self.runtime.population)
-        server = self.algorithm.update(state.server, cohort)
+        server = self.algorithm.observe(self.algorithm.update(state.server, cohort), [answer.report for answer, _ in counted])
         buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
         if not all(torch.isfinite(leaf).all() for leaf in to_arrays((server, buffers)).values()):
             return state._replace(round=t), None, "the aggregate is not finite"
-        return RunState(t, server, buffers), cohort, None
+        return state._replace(round=t, server=server, buffers=buffers), cohort, None
 
     def _client_reports(
         self,

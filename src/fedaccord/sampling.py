@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
+from annotated_types import Gt, Le
 
-from fedaccord.core.algorithm import PositiveCount, Share
+from fedaccord.core.algorithm import NonNegative, PositiveCount, Share
 from fedaccord.core.errors import ConfigError
+from fedaccord.core.reports import ClientReport
 from fedaccord.core.rng import stream
+
+History = Mapping[int, Mapping[str, float]]  # client -> the signals of its last accepted report that the sampler looks at
+NOTHING: History = MappingProxyType({})
 
 
 class Sampler(Protocol):
-    def draw(self, round: int, population: int, seed: int) -> tuple[int, ...]:
+    def draw(self, round: int, population: int, seed: int, history: History = NOTHING) -> tuple[int, ...]:
         """Client ids in ascending order; empty where nobody is asked. `round` is counted from 1."""
         ...
 
@@ -26,7 +32,7 @@ class Uniform:
 
     size: PositiveCount = 10
 
-    def draw(self, round: int, population: int, seed: int) -> tuple[int, ...]:
+    def draw(self, round: int, population: int, seed: int, history: History = NOTHING) -> tuple[int, ...]:
         if self.size > population:
             raise ConfigError("E203", f"a cohort of {self.size} out of {population} clients", "run.cohort", f"Ask for at most {population}")
         chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False, shuffle=False)
@@ -39,7 +45,7 @@ class Coin:
 
     rate: Share = 0.1
 
-    def draw(self, round: int, population: int, seed: int) -> tuple[int, ...]:
+    def draw(self, round: int, population: int, seed: int, history: History = NOTHING) -> tuple[int, ...]:
         rng = stream(seed, "cohort", round)
         for _ in range(1000):
             size = int(rng.binomial(population, self.rate))
@@ -59,7 +65,7 @@ class Scripted:
         """From any nested sequence of whole numbers; TypeError for anything else."""
         return cls(tuple(tuple(operator.index(client) for client in cohort) for cohort in cohorts))
 
-    def draw(self, round: int, population: int, seed: int) -> tuple[int, ...]:
+    def draw(self, round: int, population: int, seed: int, history: History = NOTHING) -> tuple[int, ...]:
         if round > len(self.cohorts):
             raise ConfigError(
                 "E203",
@@ -78,4 +84,46 @@ class Scripted:
         return tuple(int(client) for client in np.sort(np.asarray(cohort, dtype=np.int64)))
 
 
-SAMPLERS: dict[str, type] = {"uniform": Uniform, "coin": Coin, "scripted": Scripted}
+@dataclass(frozen=True)
+class StabilityAware:
+    """`size` clients, drawn without replacement; stable ones are likelier, and nobody is starved.
+
+    Stable: instability tau below `max_tau` and consistency gamma above `min_gamma` in the client's last accepted report (`dynamic_sam`
+    reports both); a client never seen counts as stable. Each other one is drawn as if it were `floor` of a client. The cost of a draw
+    follows the population.
+    """
+
+    size: PositiveCount = 10
+    max_tau: NonNegative = 0.15  # radians
+    min_gamma: float = 0.7
+    floor: Annotated[float, Gt(0), Le(1)] = 0.2  # relative to a stable client's chance
+
+    looks_at: ClassVar[tuple[str, ...]] = ("gamma", "tau")
+
+    def draw(self, round: int, population: int, seed: int, history: History = NOTHING) -> tuple[int, ...]:
+        if self.size > population:
+            raise ConfigError("E203", f"a cohort of {self.size} out of {population} clients", "run.cohort", f"Ask for at most {population}")
+        chances = np.ones(population)
+        for client, signals in history.items():
+            if not (signals["tau"] < self.max_tau and signals["gamma"] > self.min_gamma):
+                chances[client] = self.floor
+        chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False, p=chances / chances.sum())
+        return tuple(sorted(int(client) for client in chosen))
+
+
+def seen(sampler: Sampler, history: History, reports: Iterable[ClientReport]) -> History:
+    """The history after these accepted reports; the same one where the sampler looks at nothing."""
+    wanted: tuple[str, ...] = getattr(sampler, "looks_at", ())
+    told = {report.client: {name: value for name in wanted if (value := report.signals.get(name)) is not None} for report in reports}
+    new = {client: signals for client, signals in told.items() if wanted and len(signals) == len(wanted)}
+    return {**history, **new} if new else history
+
+
+def remembered(sampler: Sampler, lines: Iterable[Mapping[str, Any]]) -> History:
+    """The history that the lines of clients.jsonl leave."""
+    accepted = (line for line in lines if line["kind"] == "train" and line["accepted"])
+    reports = [ClientReport(line["round"], line["client"], line["num_examples"], signals=line["signals"]) for line in accepted]
+    return seen(sampler, NOTHING, reports)
+
+
+SAMPLERS: dict[str, type] = {"uniform": Uniform, "coin": Coin, "scripted": Scripted, "stability_aware": StabilityAware}

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord.core.algorithm import Algorithm, Cohort, RoundStart, Work
+from fedaccord.core.vector import Layout
+
+LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
 
 class Quadratic:
@@ -55,7 +58,7 @@ def train(
     """`steps` plain SGD steps. reference: targets b of further reference batches; validation: (a, b) of examples that do not train."""
     held_out = None if validation is None else Quadratic(vector(*validation[0]), vector(*validation[1]), 0)
     others = [Quadratic(vector(*a), vector(*target), 0) for target in reference]
-    local = method.begin(RoundStart(round, lr, others, held_out, lambda: vector(*random)), sent, kept)
+    local = method.begin(RoundStart(round, lr, others, held_out, lambda: vector(*random), LAYOUT, 1, 1.0), sent, kept)
     w, path, points = sent.w, [], []
     for step in range(steps):
         grad = Quadratic(vector(*a), vector(*b), step)

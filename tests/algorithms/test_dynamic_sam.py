@@ -14,7 +14,9 @@ import fedaccord as fa
 from fedaccord.algorithms.dynamic_sam import DynamicSAM, Kept, Local
 from fedaccord.core.algorithm import RoundStart, Server, Work
 from fedaccord.core.reports import ClientReport
-from fedaccord.core.vector import FlatModel
+from fedaccord.core.vector import FlatModel, Layout
+
+LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
 
 def kept(method: DynamicSAM, w: Tensor, **changes: float) -> Kept:
@@ -226,7 +228,7 @@ def test_a_client_never_measured_starts_at_gamma_one_and_no_sharpness(vec: Any) 
 
 def test_begin_draws_the_reference_and_the_random_direction_from_the_round(vec: Any) -> None:
     local = DynamicSAM().begin(
-        RoundStart(9, 0.1, (), None, lambda: vec(0.6, 0.8)), Server(vec(1.0, 1.0)), DynamicSAM().init_client(vec(1.0, 1.0))
+        RoundStart(9, 0.1, (), None, lambda: vec(0.6, 0.8), LAYOUT, 1, 1.0), Server(vec(1.0, 1.0)), DynamicSAM().init_client(vec(1.0, 1.0))
     )
     assert local.random.tolist() == [0.6, 0.8] and local.num_reference == 1
 

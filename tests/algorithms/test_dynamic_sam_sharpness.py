@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord.algorithms.dynamic_sam import DynamicSAM, Kept
 from fedaccord.core.algorithm import RoundStart, Server, Work
+from fedaccord.core.vector import Layout
+
+LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
 AFTER_WARM_UP = 9
 
@@ -30,7 +33,9 @@ class Step:
 def measured(method: DynamicSAM, steps: list[tuple[float, float]], round: int = AFTER_WARM_UP, validation: Any = None) -> tuple[Any, Kept]:
     """The state after the last step, and what is kept. Momentum carried the model twice as far as the steps alone would."""
     sent = Server(torch.zeros(2, dtype=torch.float64))
-    local = method.begin(RoundStart(round, 0.1, (), validation, lambda: torch.ones_like(sent.w)), sent, method.init_client(sent.w))
+    local = method.begin(
+        RoundStart(round, 0.1, (), validation, lambda: torch.ones_like(sent.w), LAYOUT, 1, 1.0), sent, method.init_client(sent.w)
+    )
     for number, (loss, rise) in enumerate(steps):
         _, local = method.direction(Step(loss, rise, number), sent.w, sent, local)
     return local, method.upload(sent.w, sent, local, Work(len(steps), 0.1, 2.0 * len(steps)))[1]

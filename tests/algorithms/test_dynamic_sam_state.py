@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord.algorithms.dynamic_sam import NUM_ANGLES, DynamicSAM, Kept
 from fedaccord.core.algorithm import RoundStart, Server, Work
+from fedaccord.core.vector import Layout
+
+LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
 
 class Constant:
@@ -37,7 +40,7 @@ def test_the_reference_is_the_mean_gradient_over_the_batches_at_the_start(vec: A
     """The further batches give 1 and 2 in the first weight, the first step's own batch gives 6: (1 + 2 + 6) / 3."""
     method, sent = DynamicSAM(reference_batches=3), Server(vec(0.0, 0.0))
     further = [Constant(vec(1.0, 0.0)), Constant(vec(2.0, 0.0))]
-    local = method.begin(RoundStart(9, 0.1, further, None, lambda: vec(1.0, 0.0)), sent, method.init_client(sent.w))
+    local = method.begin(RoundStart(9, 0.1, further, None, lambda: vec(1.0, 0.0), LAYOUT, 1, 1.0), sent, method.init_client(sent.w))
     assert local.final.tolist() == [0.0, 0.0], "no gradient yet"
     _, local = method.direction(Constant(vec(6.0, 0.0)), sent.w, sent, local)
     assert local.reference.tolist() == pytest.approx([3.0, 0.0])
@@ -48,13 +51,13 @@ def test_the_reference_is_the_mean_gradient_over_the_batches_at_the_start(vec: A
 def test_a_probe_where_the_gradient_is_zero_looks_nowhere_and_sees_no_rise(vec: Any) -> None:
     method, sent = DynamicSAM(rho_max=0.5), Server(vec(2.0, 5.0))
     held_out = Constant(torch.zeros(2, dtype=torch.float64))
-    local = method.begin(RoundStart(1, 0.1, (), held_out, lambda: vec(1.0, 0.0)), sent, method.init_client(sent.w))
+    local = method.begin(RoundStart(1, 0.1, (), held_out, lambda: vec(1.0, 0.0), LAYOUT, 1, 1.0), sent, method.init_client(sent.w))
     assert local.probe.tolist() == [0.0, 7.0]
 
 
 def taken_part(method: DynamicSAM, kept: Kept, gradient: Tensor) -> Kept:
     sent = Server(torch.zeros_like(gradient))
-    local = method.begin(RoundStart(9, 0.1, (), None, lambda: torch.ones_like(gradient)), sent, kept)
+    local = method.begin(RoundStart(9, 0.1, (), None, lambda: torch.ones_like(gradient), LAYOUT, 1, 1.0), sent, kept)
     w = sent.w
     _, local = method.direction(Constant(gradient), w, sent, local)
     return method.upload(w, sent, local, Work(1, 0.1, 1.0))[1]

@@ -19,7 +19,7 @@ from fedaccord.core.gradient import sam
 from fedaccord.core.local import LocalPlan, Trained, epoch_means, local_training, upload_template
 from fedaccord.core.optimizer import Sgd
 from fedaccord.core.state import to_arrays
-from fedaccord.core.vector import FlatModel, buffers_of, vector_of
+from fedaccord.core.vector import FlatModel, Layout, buffers_of, vector_of
 
 
 def data(seed: int = 0, steps: int = 6) -> list[tuple[Tensor, Tensor]]:
@@ -39,6 +39,7 @@ def train(algorithm: Algorithm, module: nn.Module, plan: LocalPlan, batches: lis
     w = options.pop("w", model.initial_w)
     sent = algorithm.broadcast(algorithm.init_server(w))
     defaults: dict[str, Any] = {
+        "num_steps": len(batches),
         "round": 9,
         "lr": plan.lr,
         "validation": None,
@@ -116,6 +117,7 @@ def test_the_buffers_that_were_given_are_not_changed(module: nn.Module) -> None:
         lambda: iter(data()),
         round=1,
         lr=0.1,
+        num_steps=1,
         validation=data(1)[0],
         random_direction=lambda: model.initial_w,
     )
@@ -226,7 +228,7 @@ def test_no_batches_is_no_work(module: nn.Module) -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_template_has_the_fields_shapes_and_dtypes_of_a_real_upload(name: str, module: nn.Module) -> None:
     algorithm = REGISTRY[name]()
-    real, template = train(algorithm, module, LocalPlan(), data()).upload, upload_template(algorithm, vector_of(module))
+    real, template = train(algorithm, module, LocalPlan(), data()).upload, upload_template(algorithm, vector_of(module), Layout.of(module))
     assert type(real) is type(template) and template._fields[0] == "delta"
     for field, value in to_arrays(template).items():
         assert (value.shape, value.dtype) == (to_arrays(real)[field].shape, to_arrays(real)[field].dtype)
@@ -342,6 +344,7 @@ def test_the_global_model_is_not_written_over(module: nn.Module) -> None:
         lambda: iter(data()),
         round=1,
         lr=0.1,
+        num_steps=1,
         validation=None,
         random_direction=lambda: torch.zeros_like(before),
     )

@@ -67,6 +67,7 @@ def train(algorithm: Algorithm, module: nn.Module, batches: list[Any], loss: Any
         draw,
         round=1,
         lr=0.1,
+        num_steps=1,
         validation=None,
         random_direction=lambda: model.initial_w,
     )
@@ -122,6 +123,7 @@ def test_a_client_is_told_its_steps_the_rounds_rate_and_how_far_momentum_carried
         lambda: iter(batches),
         round=1,
         lr=0.07,
+        num_steps=1,
         validation=None,
         random_direction=lambda: sent.w,
     )
@@ -157,6 +159,7 @@ def test_looking_at_other_examples_before_training_moves_no_buffer_that_was_give
         lambda: iter([one, one]),
         round=1,
         lr=0.1,
+        num_steps=1,
         validation=one,
         random_direction=lambda: sent.w,
     )

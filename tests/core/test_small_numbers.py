@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedaccord as fa
 from fedaccord.algorithms.fedsmoo import Kept, Sent, Server, Upload
 from fedaccord.core.algorithm import Cohort, RoundStart
 from fedaccord.core.gradient import EPS, ahead, asam, cosine, sam, shortened
+from fedaccord.core.vector import Layout
+
+LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
 
 def tensor(*values: float) -> Tensor:
@@ -58,7 +61,7 @@ def test_fedsmoo_guards_both_of_its_norms_so() -> None:
     """Both ascent and mean dual have length 1e-12: each perturbation is rho / 2 long."""
     method, zero = fa.FedSMOO(rho=0.4, beta=1.0), tensor(0.0, 0.0)
     slope, sent = Slope(tensor(EPS, 0.0)), Sent(zero, zero)
-    local = method.begin(RoundStart(1, 0.1, (), None, lambda: zero), sent, Kept(zero, zero))
+    local = method.begin(RoundStart(1, 0.1, (), None, lambda: zero, LAYOUT, 1, 1.0), sent, Kept(zero, zero))
     method.direction(slope, zero, sent, local)
     assert slope.points[1].tolist() == pytest.approx([0.2, 0.0])
     upload = Upload(zero, tensor(0.0, EPS))

@@ -22,7 +22,7 @@ MEAN_OF_ALL = {  # method -> (field of the server, field of the client's state)
 
 def gap(traced: Any, round: int, ours: str, theirs: str) -> float:
     """|server's vector - mean over all clients of theirs| / |mean|; a client without state has zeros."""
-    total = sum(kept[f"0.{theirs}"] for kept in traced.kept[round].values()) / POPULATION
+    total = sum(kept[f"kept.{theirs}"] for kept in traced.kept[round].values()) / POPULATION
     return float((getattr(traced.results[round].state.server, ours) - total).norm() / total.norm())
 
 
@@ -70,6 +70,6 @@ def test_where_a_refused_client_commits_anyway_the_control_variate_loses_its_mea
     traced = trace(fa.Scaffold(), rounds=2, change=poisoned(2, 2))
     honest = traced.kept[1]
     upload = traced.uploads[1][2]
-    honest[2] = {"0.control": honest[2]["0.control"] + upload.control_delta}
+    honest[2] = {"kept.control": honest[2]["kept.control"] + upload.control_delta}
     assert gap(traced, 1, "control", "control") > 0.01
     assert torch.isfinite(upload.control_delta).all()

@@ -36,6 +36,6 @@ def test_fedsmoo_without_a_perturbation_is_feddyn_in_every_round(trace: Any, opt
 def test_the_two_methods_duals_agree_too(trace: Any) -> None:
     smoo, dyn = trace(fa.FedSMOO(rho=0.0, beta=8.0)), trace(fa.FedDyn(alpha=0.125))
     for client, kept in dyn.kept[-1].items():
-        name = f"0.{DynKept._fields[0]}"
+        name = f"kept.{DynKept._fields[0]}"
         drift = kept[name]
-        assert torch.allclose(-8.0 * smoo.kept[-1][client]["0.dual"], drift, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(-8.0 * smoo.kept[-1][client]["kept.dual"], drift, rtol=1e-4, atol=1e-6)

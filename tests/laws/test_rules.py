@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord.algorithms import REGISTRY
 from fedaccord.core.algorithm import Cohort, RoundStart, Work
 from fedaccord.core.state import map_state, to_arrays
+from fedaccord.core.vector import Layout
+
+LAYOUT = Layout.of(nn.Linear(4, 1))
 
 D = 5
 
@@ -29,7 +32,7 @@ class Bowl:
 
 
 def client(method: Any, sent: Any, kept: Any, a: Tensor, random: Tensor, round: int) -> tuple[Any, Any, dict[str, Tensor]]:
-    local = method.begin(RoundStart(round, 0.1, (Bowl(a + 1, 0),), Bowl(a * 2, 0), lambda: random), sent, kept)
+    local = method.begin(RoundStart(round, 0.1, (Bowl(a + 1, 0),), Bowl(a * 2, 0), lambda: random, LAYOUT, 1, 1.0), sent, kept)
     w = sent.w
     for step in range(3):
         direction, local = method.direction(Bowl(a, step), w, sent, local)

@@ -69,6 +69,10 @@ METHODS = {
     "SCAFFOLD": lambda c: fa.Scaffold(),
     "FedDyn": lambda c: fa.FedDyn(alpha=c["lamb"]),
     "FedSAM": lambda c: fa.FedSAM(rho=c["rho"]),
+    "FedCM": lambda c: fa.FedCM(alpha=c["alpha"]),
+    "MoFedSAM": lambda c: fa.MoFedSAM(rho=c["rho"], alpha=c["alpha"]),
+    "FedGamma": lambda c: fa.FedGamma(rho=c["rho"]),
+    "FedSpeed": lambda c: fa.FedSpeed(rho=c["rho"], alpha=c["lamb"]),
     "FedSMOO": lambda c: fa.FedSMOO(rho=c["rho"], beta=1 / c["lamb"]),
 }
 

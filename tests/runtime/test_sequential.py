@@ -73,7 +73,7 @@ def test_a_report_says_what_the_client_did() -> None:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("buffers", ["none", "buffers"])
 def test_state_in_memory_and_memory_mapped_give_the_same_bits(name: str, buffers: Any, tmp_path: Path) -> None:
     ends = []
     for state in ("memory", "memory_mapped"):
@@ -81,7 +81,7 @@ def test_state_in_memory_and_memory_mapped_give_the_same_bits(name: str, buffers
             REGISTRY[name](),
             folder=tmp_path,
             runtime=RuntimeOptions(state=state),  # type: ignore[arg-type]
-            aggregation=Aggregation(buffers=buffers),
+            aggregation=Aggregation(local_parts=buffers),
         )
         results = list(made.federation.run(made.start))
         ends.append([(result.state.server.w, result.clients[0].loss) for result in results])
@@ -92,7 +92,7 @@ def test_state_in_memory_and_memory_mapped_give_the_same_bits(name: str, buffers
 
 
 def test_local_buffers_stay_with_the_client_and_are_not_sent() -> None:
-    made = prepared(fa.FedAvg(), aggregation=Aggregation(buffers="local"))
+    made = prepared(fa.FedAvg(), aggregation=Aggregation(local_parts="buffers"))
     results = list(made.federation.run(made.start))
     states = made.federation.runtime._states  # type: ignore[attr-defined]
     means = [states.load(client)[1]["1.running_mean"] for client in range(4)]

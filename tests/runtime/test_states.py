@@ -13,16 +13,16 @@ from torch import Tensor
 
 from fedaccord.core.errors import StorageError
 from fedaccord.core.state import to_arrays
-from fedaccord.runtime.states import ClientStates, InMemory, MemoryMapped
+from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
 
 
 class Kept(NamedTuple):
     dual: Tensor
-    buffers: dict[str, Tensor]
 
 
-def state(value: float) -> Kept:
-    return Kept(torch.full((3,), value), {"bn.count": torch.tensor(int(value)), "bn.mean": torch.full((2,), value / 3)})
+def state(value: float) -> ClientState:
+    buffers = {"bn.count": torch.tensor(int(value)), "bn.mean": torch.full((2,), value / 3)}
+    return ClientState(Kept(torch.full((3,), value)), buffers, ())
 
 
 LIKE = state(0.0)
@@ -72,7 +72,7 @@ def test_several_checkpoints_add_up(make: Callable[[], ClientStates], tmp_path: 
         folder = checkpoint(states, tmp_path / f"{t:06d}")
     again = make()
     again.restore(folder)
-    assert [float(again.load(client).dual[0]) for client in (0, 1, 2, 3)] == [30.0, 1.0, 2.0, 3.0]
+    assert [float(again.load(client).kept.dual[0]) for client in (0, 1, 2, 3)] == [30.0, 1.0, 2.0, 3.0]
 
 
 def test_an_empty_checkpoint_can_be_restored(make: Callable[[], ClientStates], tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_a_checkpoint_of_another_method_is_refused(make: Callable[[], ClientStat
     states.settle({0: state(1.0)})
     folder = checkpoint(states, tmp_path / "000001")
     with pytest.raises(StorageError, match="E110"):
-        InMemory(Kept(torch.zeros(4), LIKE.buffers)).restore(folder)
+        InMemory(LIKE._replace(kept=Kept(torch.zeros(4)))).restore(folder)
 
 
 def test_clients_that_never_took_part_cost_no_disk(tmp_path: Path) -> None:
-    wide = Kept(torch.zeros(1000), {})
+    wide = ClientState(Kept(torch.zeros(1000)), {}, ())
     states = MemoryMapped(wide, 20_000, tmp_path / "clients")
-    states.settle({7: Kept(torch.ones(1000), {})})
+    states.settle({7: ClientState(Kept(torch.ones(1000)), {}, ())})
     checkpoint(states, tmp_path / "000001")
     files = list((tmp_path / "clients").glob("*.bin"))
     assert sum(file.stat().st_size for file in files) >= 80_000_000
@@ -158,5 +158,5 @@ def test_what_is_loaded_from_the_files_is_a_copy(tmp_path: Path) -> None:
     states.settle({0: state(1.0)})
     checkpoint(states, tmp_path / "000001")
     loaded: Any = states.load(0)
-    loaded.dual.zero_()
+    loaded.kept.dual.zero_()
     assert same(states.load(0), state(1.0))

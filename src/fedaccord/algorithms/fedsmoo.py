@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class Kept(NamedTuple):
 
 class Local(NamedTuple):
     gap: Tensor  # [d], mu_i + s
+    gap_before: Tensor  # [d], before the last step
     dual: Tensor  # [d], lambda_i
     anchor: Tensor  # [d], w_t + beta lambda_i: the dual's term is a shift of the point that the pull leads to
 
@@ -39,16 +41,30 @@ class Upload(NamedTuple):
     mu: Tensor  # [d]
 
 
+def drop_last(mu: Tensor, last: Tensor) -> Tensor:
+    """The dual alone, as the authors' code, whose comment calls the dropped term small."""
+    return mu
+
+
+def minus_last(mu: Tensor, last: Tensor) -> Tensor:
+    """The exact s-step: the dual less the perturbation of the last local step."""
+    return mu - last
+
+
+S_STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"drop_last": drop_last, "minus_last": minus_last}
+
+
 @dataclass(frozen=True)
 class FedSMOO(Algorithm):
     """Clients agree on the model and on the direction in which it is sharp. Two gradients a step; traffic 2d down, 2d up; client state 2d.
 
     Symbols as in the paper: rho is its r. Order: the ascent sees the data gradient and the perturbation duals; the pull to the global
-    model and the model dual are added after it. As the authors' code, the s-step drops the term of the last local perturbation.
+    model and the model dual are added after it.
     """
 
     rho: NonNegative = 0.1  # radius of the perturbation, an absolute length in weight space
     beta: Positive = 10.0  # 1 / weight of the pull to the global model
+    s_step: Literal["drop_last", "minus_last"] = "drop_last"  # what becomes of the last local perturbation; it moves w by some 0.3%
 
     def init_server(self, w: Tensor) -> Server:
         return Server(w, torch.zeros_like(w), torch.zeros_like(w))
@@ -60,18 +76,18 @@ class FedSMOO(Algorithm):
         return Sent(server.w, server.s)
 
     def begin(self, start: RoundStart, sent: Sent, kept: Kept) -> Local:
-        return Local(kept.mu + sent.s, kept.dual, sent.w + self.beta * kept.dual)
+        return Local(kept.mu + sent.s, kept.mu + sent.s, kept.dual, sent.w + self.beta * kept.dual)
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         ascent = grad(w) - local.gap
         length = self.rho / (ascent.norm() + EPS)  # s_hat = length * ascent
         gap = torch.addcmul(local.gap - sent.s, length, ascent)
         step = torch.add(grad(torch.addcmul(w, length, ascent)), w - local.anchor, alpha=1 / self.beta)
-        return step, local._replace(gap=gap)
+        return step, local._replace(gap=gap, gap_before=local.gap)
 
     def upload(self, w: Tensor, sent: Sent, local: Local, work: Work) -> tuple[Upload, Kept]:
         delta, mu = w - sent.w, local.gap - sent.s
-        return Upload(delta, mu), Kept(mu, local.dual - delta / self.beta)
+        return Upload(delta, S_STEPS[self.s_step](mu, sent.s + local.gap - local.gap_before)), Kept(mu, local.dual - delta / self.beta)
 
     def update(self, server: Server, cohort: Cohort) -> Server:
         share = cohort.size / cohort.population

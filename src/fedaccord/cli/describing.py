@@ -24,7 +24,7 @@ from fedaccord.partition import Facts, Traits, findings, label_counts
 from fedaccord.partition.examine import readable
 from fedaccord.partition.measures import GradientAngles, feature_shift, gradient_angles, js_distance, label_entropy, mean_of, size_gini
 from fedaccord.runtime.population import Population
-from fedaccord.sampling import Coin, Uniform
+from fedaccord.sampling import Coin, StabilityAware, Uniform
 from fedaccord.tasks import Task
 from fedaccord.tasks.memory import available_memory
 
@@ -114,7 +114,7 @@ def _traits(resolved: Resolved, model: FlatModel) -> Traits:
     return Traits(
         name=str(resolved.tables["algorithm"]["name"]),
         state_vectors=round(num_bytes(kept) / one),
-        upload_vectors=max(1, round(num_bytes(upload_template(algorithm, w)) / one)),
+        upload_vectors=max(1, round(num_bytes(upload_template(algorithm, w, model.layout)) / one)),
         sent_vectors=max(1, round(num_bytes(sent) / one)),
         control_variates=isinstance(algorithm, Scaffold),
     )
@@ -122,7 +122,7 @@ def _traits(resolved: Resolved, model: FlatModel) -> Traits:
 
 def _cohort(resolved: Resolved, clients: int) -> int | None:
     sampler = resolved.experiment.run.cohort
-    if isinstance(sampler, Uniform):
+    if isinstance(sampler, Uniform | StabilityAware):
         return min(sampler.size, clients)
     return round(sampler.rate * clients) if isinstance(sampler, Coin) else None
 

@@ -7,17 +7,19 @@ is what lets one definition run one client after another, vectorised over client
 One round of a method, in the order of the calls::
 
     sent = broadcast(server)
-    local = begin(start, sent, kept)                        # each client
+    effort = effort(epochs, steps, signals, device)               # each client: how much it does
+    local = begin(start, sent, kept)
     each step: direction, local = direction(grad, w, sent, local);  w <- optimiser(w, direction)
     upload, kept = upload(w, sent, local, work)
     server = update(server, cohort)                         # the accepted uploads, summed in two ways
+    server = observe(server, reports)                       # the scalars that they came with
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -26,6 +28,7 @@ from torch import Tensor
 from fedaccord.core.gradient import Grad
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.state import State
+from fedaccord.core.vector import Layout
 
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -33,14 +36,23 @@ Share = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(0)]
 PositiveCount = Annotated[int, Ge(1)]
 
+# What stays with each client: nothing; the buffers, as batch-norm statistics (SiloBN); batch norm's weights and biases as well (FedBN).
+LocalParts = Literal["none", "buffers", "batch_norm"]
 Objective = Callable[[Tensor], Tensor]  # w [d] -> loss []
 
 
 class Batch(Protocol):
-    """One mini-batch, bound to the model: what a method may build an objective from. It never touches the data."""
+    """One mini-batch, bound to the model: what a method may build an objective from. It never touches the data.
+
+    The first forward pass of an evaluation may move the model's buffers; those after it (a second model's) leave them alone.
+    """
 
     def outputs(self, w: Tensor) -> Tensor:
         """The model's outputs [B, ...] at w."""
+        ...
+
+    def outputs_and_features(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [B, ...] and the features [B, F]: what the model's last layer with weights sees, flattened."""
         ...
 
     def loss_of(self, outputs: Tensor) -> Tensor:
@@ -51,12 +63,19 @@ class Batch(Protocol):
 class BatchGrad(Protocol):
     """The gradient of the objective on one mini-batch. The first evaluation of a step is the clean pass: buffers move in it alone."""
 
-    step: int  # of this round, counted from 0; the same for all clients, so rules may branch on it
+    @property
+    def step(self) -> int:
+        """Of this round, counted from 0; the same for all clients, so rules may branch on it."""
+        ...
 
     def __call__(self, w: Tensor) -> Tensor: ...
 
     def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [], gradient [d]) at w, from one pass."""
+        ...
+
+    def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
+        """The Hessian of the objective at w times v [d], by double backward. Counts as two gradient evaluations."""
         ...
 
 
@@ -68,6 +87,29 @@ class RoundStart(NamedTuple):
     reference: Sequence[BatchGrad]  # the mini-batches after the first one, at most `num_reference_batches - 1`
     validation: BatchGrad | None  # the client's own examples that do not train; None where it holds none
     random_direction: Callable[[], Tensor]  # a random unit vector [d] of this client and round
+    layout: Layout  # which weights of w [d] belong to which parameter
+    num_steps: int  # of this client in this round
+    two_pass_share: float  # of the steps, as `effort` said
+
+    @property
+    def two_pass_steps(self) -> int:
+        """How many steps, the first ones, may take a second pass."""
+        return round(self.two_pass_share * self.num_steps)
+
+
+class Device(NamedTuple):
+    """What a client computes on."""
+
+    is_weak: bool = False
+    gradients_per_second: float | None = None  # mini-batches; None where nobody measured
+    deadline: float | None = None  # seconds of computing that a round leaves it
+
+
+class Effort(NamedTuple):
+    """How much a client does in one round."""
+
+    epochs: int
+    two_pass_share: float = 1.0  # share of the steps that may take a second pass, of methods that have one
 
 
 class Work(NamedTuple):
@@ -115,6 +157,10 @@ class Algorithm:
         """The part of the server state that clients receive; it has a field `w`."""
         return Server(server.w)
 
+    def effort(self, epochs: int, steps_per_epoch: int, signals: Mapping[str, float], device: Device) -> Effort:
+        """How much a client does in this round, from what it reported after its last accepted one (empty before) and its device."""
+        return Effort(epochs)
+
     def begin(self, start: RoundStart, sent: State, kept: State) -> State:
         """Before the first step: the state that the steps thread through. What it adds to `kept` lives for this round only."""
         return kept
@@ -135,6 +181,14 @@ class Algorithm:
         """New server state from the accepted uploads."""
         return server._replace(w=server.w + cohort.weighted.delta)
 
+    def observe(self, server: State, reports: Sequence[ClientReport]) -> State:
+        """Server state after it has seen what the accepted clients report, in client order: scalars that are no sum (a median)."""
+        return server
+
+    def alerts(self, before: State, after: State, reports: Sequence[ClientReport], absent: Sequence[int]) -> tuple[str, ...]:
+        """What an operator should know about this round, in words; `before` and `after` are server states."""
+        return ()
+
     def signals(self, kept: State) -> dict[str, Tensor]:
         """Scalars [] that a client reports with its upload, from the state it will keep."""
         return {}
@@ -149,6 +203,11 @@ class Algorithm:
         return 1
 
     @property
+    def local_parts(self) -> LocalParts:
+        """Which parts of the model stay with each client; `aggregation.local_parts` overrules it."""
+        return "none"
+
+    @property
     def proximal_weight(self) -> float:
         """The factor of +w inside `direction` that a proximal term brings; `local.clip_scope = "reference"` leaves it out of the clip."""
         return 0.0
@@ -160,7 +219,10 @@ __all__ = [
     "BatchGrad",
     "Cohort",
     "Count",
+    "Device",
+    "Effort",
     "Grad",
+    "LocalParts",
     "NonNegative",
     "Objective",
     "Positive",

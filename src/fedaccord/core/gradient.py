@@ -26,16 +26,18 @@ def sam(grad: Grad, rho: float | Tensor) -> Grad:
     return perturbed
 
 
-def asam(grad: Grad, rho: float | Tensor, eta: float = 0.2) -> Grad:
+def asam(grad: Grad, rho: float | Tensor, eta: float = 0.2, scaled: Tensor | None = None) -> Grad:
     """SAM in a ball that scales with each weight: T = |w| + eta, e = rho T^2 g / |T g| (Kwon et al. 2021, arXiv:2102.11600, eq. 5).
 
-    The scale is applied to every weight. The reference code of FedASAM applies |w| + eta to tensors called 'weight' alone.
+    scaled: [d] bool, the weights that this holds for (default: all); the others have T = 1.
     """
 
     def perturbed(w: Tensor) -> Tensor:
         scale = w.abs() + eta
-        scaled = scale * grad(w)
-        return grad(w + rho * scale * scaled / (scaled.norm() + EPS))
+        if scaled is not None:
+            scale = torch.where(scaled, scale, 1.0)
+        ascent = scale * grad(w)
+        return grad(w + rho * scale * ascent / (ascent.norm() + EPS))
 
     return perturbed
 

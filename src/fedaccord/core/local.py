@@ -14,14 +14,14 @@ from annotated_types import Gt
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, NonNegative, Objective, Positive, PositiveCount, RoundStart, Work
-from fedaccord.core.gradient import CLIP_SCOPES, shortened
+from fedaccord.core.batch import BoundBatch, Examples, Loss, Numerics, ObjectiveGrad, micro_batches
+from fedaccord.core.gradient import CLIP_SCOPES
 from fedaccord.core.optimizer import LocalOptimizer, Sgd
+from fedaccord.core.precision import Precision, first_scaler, next_scaler
 from fedaccord.core.schedule import Constant, Schedule
-from fedaccord.core.state import State, holds
-from fedaccord.core.vector import Buffers, FlatModel
+from fedaccord.core.state import State, holds, where_state
+from fedaccord.core.vector import Buffers, FlatModel, Layout
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], y [B, ...]) -> mean loss []
-Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n, ...]
 Watch = Callable[[int, Tensor, Tensor], None]  # (step, direction [d], new w [d]), called after each step
 
 
@@ -37,6 +37,10 @@ class LocalPlan:
     weight_decay: NonNegative = 0.0
     clip_norm: Annotated[float, Gt(0)] | None = None
     clip_scope: Literal["direction", "data_gradient", "reference"] = "direction"
+    keep_moments: bool = False  # the optimiser's moments survive from one of a client's rounds to its next
+    precision: Precision = "float32"  # of the forward passes; weights, perturbations and duals stay in float32
+    micro_batch: PositiveCount | None = None  # examples a forward pass; gradients of a mini-batch add up (batch norm sees the parts)
+    same_masks: bool = False  # dropout draws the same masks in every pass of a step
     drop_last: bool = False  # leave out a last, shorter batch of an epoch (not where it is the only one)
 
     def batches(self, num_examples: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -67,50 +71,9 @@ class Trained(NamedTuple):
     upload: Any
     kept: State
     buffers: Buffers
+    moments: Any  # of the local optimiser, after the last step
     losses: Tensor  # [steps], objective of each step's clean pass
     gradients: int  # gradient evaluations
-
-
-class BoundBatch:
-    """One mini-batch bound to the model and to one set of buffers."""
-
-    def __init__(self, model: FlatModel, loss: Loss, buffers: Buffers, x: Tensor, y: Tensor) -> None:
-        self.model, self.loss, self.buffers, self.x, self.y = model, loss, buffers, x, y
-
-    def outputs(self, w: Tensor) -> Tensor:
-        return self.model(w, self.buffers, self.x)
-
-    def loss_of(self, outputs: Tensor) -> Tensor:
-        return self.loss(outputs, self.y)
-
-
-class ObjectiveGrad:
-    """Gradient of a method's objective on one mini-batch; keeps the loss of its first pass and counts its passes.
-
-    `moving` are the buffers that the first, clean pass moves in place; `resting` those that every other pass reads, each from a fresh copy.
-    """
-
-    def __init__(
-        self, objective: Callable[[Buffers], Objective], moving: Buffers | None, resting: Buffers, max_norm: float | None, step: int
-    ) -> None:
-        self._objective, self._moving, self._resting, self._max_norm, self.step = objective, moving, resting, max_norm, step
-        self.passes = 0
-        self.first_loss: Tensor | None = None
-
-    def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        moving = self._moving if self.passes == 0 else None
-        buffers = {name: b.clone() for name, b in self._resting.items()} if moving is None else moving
-        leaf = w.detach().requires_grad_()
-        loss = self._objective(buffers)(leaf)
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        loss = loss.detach()
-        if self.first_loss is None:
-            self.first_loss = loss
-        self.passes += 1
-        return loss, gradient if self._max_norm is None else shortened(gradient, self._max_norm)
-
-    def __call__(self, w: Tensor) -> Tensor:
-        return self.with_loss(w)[1]
 
 
 def local_training(
@@ -125,54 +88,77 @@ def local_training(
     *,
     round: int,
     lr: float,
+    num_steps: int,
     validation: Examples | None,
     random_direction: Callable[[], Tensor],
+    two_pass_share: float = 1.0,
+    moments: Any = None,
     watch: Watch | None = None,
 ) -> Trained:
     """Train one client for one round.
 
-    `batches()` starts the round's mini-batches afresh; `sent.w` is the global model, `buffers` the client's first buffers (not changed).
+    `batches()` starts the round's mini-batches afresh; `sent.w` is the global model, `buffers` the client's first buffers (not changed),
+    `moments` what its optimiser kept (None: it starts afresh).
     """
     first_buffers = buffers
     buffers = {name: b.clone() for name, b in buffers.items()}
-    max_norm = plan.clip_norm if plan.clip_scope == "data_gradient" else None
+    optimizer, scaler = plan.optimizer, first_scaler(sent.w) if plan.precision == "float16" else None
+    numerics = Numerics(plan.clip_norm if plan.clip_scope == "data_gradient" else None, plan.precision, plan.same_masks, model.own)
 
     def grad_of(example: Examples, local: State, moving: Buffers | None, step: int = 0) -> ObjectiveGrad:
-        def objective(own: Buffers) -> Objective:
-            return algorithm.objective(BoundBatch(model, loss, own, *example), sent, local)
+        def objective_of(part: Examples) -> Callable[[Buffers], Objective]:
+            return lambda own: algorithm.objective(BoundBatch(model, loss, own, *part), sent, local)
 
-        return ObjectiveGrad(objective, moving, first_buffers if moving is None else moving, max_norm, step)
+        parts = [(share, objective_of(part)) for share, part in micro_batches(example, plan.micro_batch)]
+        scale = None if scaler is None else scaler.scale
+        return ObjectiveGrad(parts, moving, first_buffers if moving is None else moving, numerics, step, scale)
 
     more = algorithm.num_reference_batches - 1
     reference = [grad_of(example, kept, None) for example in islice(batches(), 1, 1 + more)] if more else []
     held_out = None if validation is None else grad_of(validation, kept, None)
-    local = algorithm.begin(RoundStart(round, lr, reference, held_out, random_direction), sent, kept)
+    start = RoundStart(round, lr, reference, held_out, random_direction, model.layout, num_steps, two_pass_share)
+    local = algorithm.begin(start, sent, kept)
     gradients = sum(grad.passes for grad in [*reference, *([held_out] if held_out else [])])
 
-    w, moments = sent.w, plan.optimizer.init(sent.w)
+    w, own_w = sent.w, model.own.flatten(buffers) if model.own else None
+    moments, own_moments = moments or (optimizer.init(w), () if own_w is None else optimizer.init(own_w))
     losses: list[Tensor] = []
     for example in batches():
         grad = grad_of(example, local, buffers, len(losses))
+        before = (w, moments, local)
         direction, local = algorithm.direction(grad, w, sent, local)
         if plan.clip_norm:
             direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
         if plan.weight_decay:
             direction = direction + plan.weight_decay * w
-        own = w if losses and not holds((local, moments), w) else None  # w is ours from the second step on, unless the method keeps it
-        w, moments = plan.optimizer.step(w, direction, moments, lr, own)
+        is_ours = (
+            bool(losses) and scaler is None and not holds((local, moments), w)
+        )  # from the second step on, w is ours if nobody keeps it
+        w, moments = optimizer.step(w, direction, moments, lr, w if is_ours else None)
+        if scaler is not None:  # an overflow of float16: the step does not count, and the next one is scaled less
+            is_finite = torch.isfinite(direction).all()
+            w, moments, local = where_state(is_finite, (w, moments, local), before)
+            direction, scaler = torch.where(is_finite, direction, 0.0), next_scaler(scaler, is_finite)
+        if model.own and own_w is not None and grad.own_gradient is not None:
+            own_direction = grad.own_gradient + plan.weight_decay * own_w
+            own_before = (own_w, own_moments)
+            own_w, own_moments = optimizer.step(own_w, own_direction, own_moments, lr)
+            if scaler is not None:
+                own_w, own_moments = where_state(torch.isfinite(own_direction).all(), (own_w, own_moments), own_before)
+            buffers |= model.own.unflatten(own_w)
         gradients += grad.passes
         losses.append(w.new_zeros(()) if grad.first_loss is None else grad.first_loss)
         if watch:
             watch(len(losses), direction, w)
     steps = len(losses)
-    upload, kept = algorithm.upload(w, sent, local, Work(steps, lr, plan.optimizer.effective_steps(steps)))
-    return Trained(upload, kept, buffers, torch.stack(losses) if losses else w.new_zeros(0), gradients)
+    upload, kept = algorithm.upload(w, sent, local, Work(steps, lr, optimizer.effective_steps(steps)))
+    return Trained(upload, kept, buffers, (moments, own_moments), torch.stack(losses) if losses else w.new_zeros(0), gradients)
 
 
-def upload_template(algorithm: Algorithm, w: Tensor) -> Any:
+def upload_template(algorithm: Algorithm, w: Tensor, layout: Layout) -> Any:
     """An upload of the right fields, shapes and dtypes, from no work: what the guard holds uploads against."""
     sent, kept = algorithm.broadcast(algorithm.init_server(w)), algorithm.init_client(w)
-    local = algorithm.begin(RoundStart(1, 1.0, (), None, lambda: torch.zeros_like(w)), sent, kept)
+    local = algorithm.begin(RoundStart(1, 1.0, (), None, lambda: torch.zeros_like(w), layout, 1, 1.0), sent, kept)
     return algorithm.upload(w, sent, local, Work(1, 1.0, 1.0))[0]
 
 

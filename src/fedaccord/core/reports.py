@@ -101,6 +101,7 @@ class RoundReport:
     seconds: float
     model_kept: bool  # True: nothing was accepted and the model is the old one
     reason: str | None
+    alerts: tuple[str, ...] = ()  # what the method tells an operator
 
     def record(self) -> dict[str, Any]:
         """The line of rounds.jsonl."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedaccord.core.algorithm import Algorithm, Batch, BatchGrad, Cohort, NonNegative, Objective, Positive, RoundStart, Share, Work
+from fedaccord.core.algorithm import Algorithm, Cohort, NonNegative, Positive, Share
+from fedaccord.core.around import Around
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.state import State
 
@@ -115,48 +116,29 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerOptimized(Algorithm):
-    """`inner`, its model's move replaced by an optimiser step. Client rules are the inner ones."""
+class ServerOptimized(Around):
+    """`algorithm`, its model's move replaced by an optimiser step. Client rules are its own."""
 
-    inner: Algorithm = field(default_factory=Algorithm)
+    algorithm: Algorithm = field(default_factory=Algorithm)
     optimizer: ServerOptimizer = field(default_factory=ServerSgd)
+
+    @property
+    def inner(self) -> Algorithm:
+        return self.algorithm
 
     def init_server(self, w: Tensor) -> Server:
         return Server(w, self.inner.init_server(w), self.optimizer.init(w))
 
-    def init_client(self, w: Tensor) -> State:
-        return self.inner.init_client(w)
-
     def broadcast(self, server: Server) -> State:
         return self.inner.broadcast(server.inner)
-
-    def begin(self, start: RoundStart, sent: State, kept: State) -> State:
-        return self.inner.begin(start, sent, kept)
-
-    def objective(self, batch: Batch, sent: State, local: State) -> Objective:
-        return self.inner.objective(batch, sent, local)
-
-    def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: State) -> tuple[Tensor, State]:
-        return self.inner.direction(grad, w, sent, local)
-
-    def upload(self, w: Tensor, sent: State, local: State, work: Work) -> tuple[Any, State]:
-        return self.inner.upload(w, sent, local, work)
 
     def update(self, server: Server, cohort: Cohort) -> Server:
         moved = self.inner.update(server.inner, cohort)
         w, moments = self.optimizer.step(server.w, moved.w - server.w, server.moments)
         return Server(w, moved._replace(w=w), moments)
 
-    def signals(self, kept: State) -> dict[str, Tensor]:
-        return self.inner.signals(kept)
+    def observe(self, server: Server, reports: Sequence[ClientReport]) -> Server:
+        return server._replace(inner=self.inner.observe(server.inner, reports))
 
-    def confidence(self, reports: Sequence[ClientReport]) -> Tensor:
-        return self.inner.confidence(reports)
-
-    @property
-    def num_reference_batches(self) -> int:
-        return self.inner.num_reference_batches
-
-    @property
-    def proximal_weight(self) -> float:
-        return self.inner.proximal_weight
+    def alerts(self, before: Server, after: Server, reports: Sequence[ClientReport], absent: Sequence[int]) -> tuple[str, ...]:
+        return self.inner.alerts(before.inner, after.inner, reports, absent)

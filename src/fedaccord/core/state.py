@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedaccord.core.errors import StorageError
@@ -22,6 +23,18 @@ def map_state(function: Callable[..., Tensor], first: State, *others: State) -> 
     if isinstance(first, dict):
         return {key: map_state(function, value, *(o[key] for o in others)) for key, value in first.items()}
     parts = [map_state(function, *each) for each in zip(first, *others, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def where_state(condition: Tensor, first: State, second: State) -> State:
+    """The first tree where `condition` [] holds, else the second; what is no tensor is taken from the first."""
+    if isinstance(first, Tensor):
+        return torch.where(condition, first, second)
+    if isinstance(first, dict):
+        return {key: where_state(condition, value, second[key]) for key, value in first.items()}
+    if not isinstance(first, tuple):
+        return first
+    parts = [where_state(condition, *each) for each in zip(first, second, strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 

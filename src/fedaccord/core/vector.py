@@ -2,13 +2,14 @@
 
 Everything above this file sees one array a model: rules read like their papers, and clipping, noise, similarity and storage need no
 loop over layers. Trainable parameters are in w, each once however often it is shared; frozen parameters stay inside the module;
-persistent buffers (batch-norm statistics and their integer counters) ride beside w under their own names, shapes and dtypes.
+persistent buffers (batch-norm statistics and their integer counters) ride beside w under their own names, shapes and dtypes. Parameters
+that stay with each client (`own`) are no part of w: they are trained, and otherwise treated as buffers.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,9 @@ class Layout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
-        """The layout of a module's trainable parameters. E112 where there are none, or of several dtypes."""
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    def of(cls, module: nn.Module, own: Collection[str] = ()) -> Layout:
+        """The layout of a module's trainable parameters, but for those named in `own`. E112 where there are none, or of several dtypes."""
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad and name not in own}
         if any(isinstance(p, UninitializedParameter) for p in named.values()):
             raise ConfigError("E112", "the model has lazy layers without shapes", type(module).__name__, "Run one batch through it first")
         if not named:
@@ -80,9 +81,16 @@ class Layout:
         return next(name for name, part in self.slices().items() if part.start <= index < part.stop)
 
 
-def vector_of(module: nn.Module) -> Tensor:
-    """The module's trainable weights as a new flat vector w [d]."""
-    return Layout.of(module).flatten(dict(module.named_parameters()))
+def vector_of(module: nn.Module, own: Collection[str] = ()) -> Tensor:
+    """The module's trainable weights, but for `own`, as a new flat vector w [d]."""
+    return Layout.of(module, own).flatten(dict(module.named_parameters()))
+
+
+def batch_norm_parameters(module: nn.Module) -> tuple[str, ...]:
+    """The names of the trainable weights and biases of all batch-norm layers."""
+    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    named = [f"{name}.{key}" if name else key for name, part in parts for key, p in part.named_parameters() if p.requires_grad]
+    return tuple(name for name, _ in module.named_parameters() if name in named)
 
 
 def buffers_of(module: nn.Module) -> Buffers:
@@ -92,8 +100,8 @@ def buffers_of(module: nn.Module) -> Buffers:
 
 
 def load_into(module: nn.Module, w: Tensor, buffers: Buffers) -> nn.Module:
-    """Write w [d] and buffers into a module, in place; returns the module."""
-    layout = Layout.of(module)
+    """Write w [d] and buffers (a client's own parameters among them) into a module, in place; returns the module."""
+    layout = Layout.of(module, own=buffers.keys())
     if w.shape != (layout.size,):
         raise DataError("E112", f"the model has {layout.size} trainable weights, the vector has shape {tuple(w.shape)}")
     parameters, own = dict(module.named_parameters()), dict(module.named_buffers())
@@ -101,7 +109,7 @@ def load_into(module: nn.Module, w: Tensor, buffers: Buffers) -> nn.Module:
         for name, value in layout.unflatten(w).items():
             parameters[name].copy_(value)
         for name, value in buffers.items():
-            own[name].copy_(value)
+            (own if name in own else parameters)[name].copy_(value)
     return module
 
 
@@ -109,18 +117,22 @@ class FlatModel:
     """A module as a function: (w [d], buffers, x [B, ...]) -> outputs [B, ...]. Owns a private copy of the module.
 
     Parameters are swapped for views of w, so the backward pass of w is one concatenation. Buffers are used in place: in training mode a
-    batch-norm layer moves the tensors given to it.
+    batch-norm layer moves the tensors given to it. Parameters named in `own` are taken from the buffers.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.layout = Layout.of(module)
+    def __init__(self, module: nn.Module, own: Collection[str] = ()) -> None:
+        self.layout = Layout.of(module, own)
+        self.own = Layout.of(module, self.layout.names) if own else None
         self.module = copy.deepcopy(module)
-        self.initial_w = vector_of(module)
+        self.initial_w = vector_of(module, own)
         self.initial_buffers = buffers_of(module)
         self._parameter_slots = _slots(self.module, "_parameters", self.layout.names)
         names = tuple(self.initial_buffers)
         self._buffer_slots = dict(zip(names, _slots(self.module, "_buffers", names), strict=True))
-        others = {name: b.detach().clone() for name, b in self.module.named_buffers() if name not in self.initial_buffers}
+        if self.own:
+            self.initial_buffers |= {name: p.detach().clone() for name, p in module.named_parameters() if name in self.own.names}
+            self._buffer_slots |= dict(zip(self.own.names, _slots(self.module, "_parameters", self.own.names), strict=True))
+        others = {name: b.detach().clone() for name, b in self.module.named_buffers() if name not in names}
         self._passing = list(zip(others.values(), _slots(self.module, "_buffers", tuple(others)), strict=True))  # not persistent
         self._modes = [(part, part.training) for part in self.module.modules()]
 
@@ -147,6 +159,20 @@ class FlatModel:
                 place[key] = buffers[name]
         outputs: Tensor = self.module(x)
         return outputs
+
+    def with_features(self, w: Tensor, buffers: Buffers, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(outputs [B, ...], features [B, F]): what the last layer that has weights of its own sees, flattened."""
+        seen: list[Tensor] = []
+        hook = self._last_layer().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            outputs = self(w, buffers, x)
+        finally:
+            hook.remove()
+        return outputs, seen[-1].flatten(1)
+
+    def _last_layer(self) -> nn.Module:
+        """The last layer in the order of definition, as `named_parameters` has it."""
+        return [part for part in self.module.modules() if part._parameters][-1]
 
 
 def _slots(module: nn.Module, kind: str, names: tuple[str, ...]) -> list[list[tuple[dict[str, Tensor], str]]]:

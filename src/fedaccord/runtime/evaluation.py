@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedaccord.core.local import Loss
+from fedaccord.core.batch import Loss
 from fedaccord.core.reports import Evaluation
 from fedaccord.core.vector import Buffers, FlatModel
 

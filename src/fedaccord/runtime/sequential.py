@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedaccord.core.algorithm import Algorithm
+from fedaccord.core.algorithm import Algorithm, Device
+from fedaccord.core.batch import Loss
 from fedaccord.core.errors import NonFiniteError, UploadError
-from fedaccord.core.local import LocalPlan, Loss, Trained, Watch, epoch_means, local_training
+from fedaccord.core.local import LocalPlan, Trained, Watch, epoch_means, local_training
 from fedaccord.core.reports import ClientReport, Evaluation, finite
 from fedaccord.core.rng import layers_draw_from, torch_stream
 from fedaccord.core.state import State, num_bytes
@@ -20,13 +22,11 @@ from fedaccord.runtime.allocator import keep_freed_blocks
 from fedaccord.runtime.base import ClientUpload
 from fedaccord.runtime.evaluation import Metric, evaluate_parts
 from fedaccord.runtime.population import Population
-from fedaccord.runtime.states import ClientStates
+from fedaccord.runtime.states import ClientState, ClientStates
 
 
 class Sequential:
-    """`local_buffers`: each client keeps its own batch-norm statistics and sends none. `debug`: stop at the first non-finite value, by
-    name.
-    """
+    """`local_buffers`: each client keeps its own buffers and sends none. `debug`: stop at the first non-finite value, by name."""
 
     def __init__(
         self,
@@ -37,11 +37,12 @@ class Sequential:
         states: ClientStates,
         *,
         local_buffers: bool = False,
+        device_of: Callable[[int], Device] = lambda client: Device(),
         debug: bool = False,
     ) -> None:
         self._model, self._loss, self._metrics, self._data, self._states = model, loss, metrics, data, states
-        self._local_buffers, self._debug = local_buffers, debug
-        self._pending: dict[int, State] = {}
+        self._local_buffers, self._device_of, self._debug = local_buffers, device_of, debug
+        self._pending: dict[int, ClientState] = {}
         keep_freed_blocks()
 
     @property
@@ -63,9 +64,13 @@ class Sequential:
         if num_examples == 0:
             error = UploadError("E108", "no_data", "the client has no examples to train on", where, "See: fedaccord describe")
             return ClientUpload(client, (), {}, report, error)
-        kept, buffers = self._own_state(algorithm, sent, buffers, client)
+        found = self._states.load(client)
+        state = ClientState(algorithm.init_client(sent.w), {}, ()) if found is None else found
+        reported = {} if found is None else _scalars(algorithm, state.kept)
+        effort = algorithm.effort(plan.epochs, plan.steps_per_epoch(num_examples), reported, self._device_of(client))
+        plan = plan if effort.epochs == plan.epochs else replace(plan, epochs=effort.epochs)
         try:
-            trained = self._local_training(algorithm, sent, buffers, kept, client, plan, round, lr)
+            trained = self._local_training(algorithm, sent, buffers, state, client, plan, effort.two_pass_share, round, lr)
         except NonFiniteError:
             raise
         except Exception as problem:  # whatever a user's model or loss raises is this client's failure, not the round's
@@ -76,7 +81,8 @@ class Sequential:
             if self._debug:
                 raise error from problem
             return ClientUpload(client, (), {}, report, error)
-        self._pending[client] = (trained.kept, trained.buffers) if self._local_buffers else (trained.kept, {})
+        own_buffers, moments = trained.buffers if self._local_buffers else {}, trained.moments if plan.keep_moments else ()
+        self._pending[client] = ClientState(trained.kept, own_buffers, moments)
         sent_buffers = {} if self._local_buffers else trained.buffers
         losses = trained.losses.tolist()
         report = ClientReport(
@@ -89,19 +95,21 @@ class Sequential:
             epoch_losses=tuple(finite(mean) for mean in epoch_means(losses, plan.epochs)),
             bytes_up=num_bytes(trained.upload) + num_bytes(sent_buffers),
             seconds=time.perf_counter() - started,
-            signals={name: finite(float(value)) for name, value in algorithm.signals(trained.kept).items()},
+            signals={name: finite(value) for name, value in _scalars(algorithm, trained.kept).items()},
         )
         return ClientUpload(client, trained.upload, sent_buffers, report)
 
-    def _own_state(self, algorithm: Algorithm, sent: State, buffers: Buffers, client: int) -> tuple[State, Buffers]:
-        found = self._states.load(client)
-        if found is None:
-            return algorithm.init_client(sent.w), buffers
-        kept, own_buffers = found
-        return kept, own_buffers if self._local_buffers else buffers
-
     def _local_training(
-        self, algorithm: Algorithm, sent: State, buffers: Buffers, kept: State, client: int, plan: LocalPlan, round: int, lr: float
+        self,
+        algorithm: Algorithm,
+        sent: State,
+        buffers: Buffers,
+        state: ClientState,
+        client: int,
+        plan: LocalPlan,
+        two_pass_share: float,
+        round: int,
+        lr: float,
     ) -> Trained:
         data, w = self._data, sent.w
         self._model.train(True)
@@ -117,11 +125,14 @@ class Sequential:
                 self._loss,
                 plan,
                 sent,
-                buffers,
-                kept,
+                state.buffers or buffers,
+                state.kept,
                 lambda: data.batches(client, round, plan),
                 round=round,
                 lr=lr,
+                num_steps=plan.epochs * plan.steps_per_epoch(len(data.train[client])),
+                two_pass_share=two_pass_share,
+                moments=state.moments,
                 validation=data.examples(data.validation, client),
                 random_direction=random_direction,
                 watch=self._watch(client, round) if self._debug else None,
@@ -153,7 +164,7 @@ class Sequential:
         if not self._local_buffers:
             return evaluate_parts(self._model, w, buffers, parts, self._loss, self._metrics)
         found = [self._states.load(client) for client in clients]
-        own = [buffers if state is None else state[1] for state in found]
+        own = [buffers if state is None else state.buffers for state in found]
         return [evaluate_parts(self._model, w, b, [part], self._loss, self._metrics)[0] for b, part in zip(own, parts, strict=True)]
 
     def save(self, folder: Path) -> None:
@@ -164,3 +175,7 @@ class Sequential:
 
     def restore(self, folder: Path | None) -> None:
         self._states.restore(folder)
+
+
+def _scalars(algorithm: Algorithm, kept: State) -> dict[str, float]:
+    return {name: float(value) for name, value in algorithm.signals(kept).items()}

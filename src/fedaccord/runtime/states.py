@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,16 +20,25 @@ from torch import Tensor
 from fedaccord.core.arrays import save_arrays
 from fedaccord.core.errors import StorageError
 from fedaccord.core.state import State, from_arrays, to_arrays
+from fedaccord.core.vector import Buffers
 
 FILE = "clients.safetensors"
 
 
+class ClientState(NamedTuple):
+    """All that one client keeps between its rounds."""
+
+    kept: State  # of the algorithm
+    buffers: Buffers  # with its own parameters; empty where they are shared
+    moments: State  # of the local optimiser; () where it starts each round afresh
+
+
 class ClientStates(Protocol):
-    def load(self, client: int) -> State | None:
+    def load(self, client: int) -> ClientState | None:
         """The client's state; None where it never had an upload accepted."""
         ...
 
-    def settle(self, new: dict[int, State]) -> None:
+    def settle(self, new: dict[int, ClientState]) -> None:
         """The new states of clients whose uploads counted."""
         ...
 
@@ -49,14 +58,14 @@ class ClientStates(Protocol):
 class InMemory:
     """A dictionary of trees; `like` is one client's state before its first round."""
 
-    def __init__(self, like: State) -> None:
+    def __init__(self, like: ClientState) -> None:
         self._like = like
-        self._states: dict[int, State] = {}
+        self._states: dict[int, ClientState] = {}
 
-    def load(self, client: int) -> State | None:
+    def load(self, client: int) -> ClientState | None:
         return self._states.get(client)
 
-    def settle(self, new: dict[int, State]) -> None:
+    def settle(self, new: dict[int, ClientState]) -> None:
         self._states.update(new)
 
     def save(self, folder: Path) -> None:
@@ -72,12 +81,12 @@ class InMemory:
 class MemoryMapped:
     """One sparse file a field, [population, ...]; a client's row costs disk from its first accepted upload on."""
 
-    def __init__(self, like: State, population: int, folder: Path) -> None:
+    def __init__(self, like: ClientState, population: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._like, self._folder = like, folder
         leaves = to_arrays(like) | {"_seen": torch.zeros((), dtype=torch.uint8)}
         self._fields = {name: self._open(folder / f"{name}.bin", leaf, population) for name, leaf in leaves.items()}
-        self._held_back: dict[int, State] = {}
+        self._held_back: dict[int, ClientState] = {}
 
     def _open(self, path: Path, leaf: Tensor, population: int) -> np.memmap[Any, Any]:
         """One row of bytes a client. Mapped for reading alone: a write through the map would kill the process on a full disk."""
@@ -90,16 +99,17 @@ class MemoryMapped:
             raise StorageError("E322", what, str(path.parent), "It belongs to another run")
         return np.memmap(path, dtype=np.uint8, mode="r", shape=(population, row))
 
-    def load(self, client: int) -> State | None:
+    def load(self, client: int) -> ClientState | None:
         if client in self._held_back:
             return self._held_back[client]
         if not self._fields["_seen"][client, 0]:
             return None
         rows = {name: torch.from_numpy(np.array(self._fields[name][client])) for name in to_arrays(self._like)}
         typed = {name: rows[name][: leaf.nbytes].view(leaf.dtype).view(leaf.shape) for name, leaf in to_arrays(self._like).items()}
-        return from_arrays(self._like, typed)
+        state: ClientState = from_arrays(self._like, typed)
+        return state
 
-    def settle(self, new: dict[int, State]) -> None:
+    def settle(self, new: dict[int, ClientState]) -> None:
         self._held_back.update(new)
 
     def save(self, folder: Path) -> None:
@@ -118,7 +128,7 @@ class MemoryMapped:
             self._apply(_unstacked(load_file(folder / FILE), self._like), folder)
         self._held_back = {}
 
-    def _apply(self, states: dict[int, State], checkpoint: Path) -> None:
+    def _apply(self, states: dict[int, ClientState], checkpoint: Path) -> None:
         """Write rows that a valid checkpoint names; the mark comes first, so that an older checkpoint is never taken up with them."""
         aside = self._mark.with_suffix(".tmp")
         aside.write_text(json.dumps({"checkpoint": checkpoint.name}))
@@ -126,7 +136,7 @@ class MemoryMapped:
         self._write(states)
         self._held_back = {}
 
-    def _write(self, states: dict[int, State]) -> None:
+    def _write(self, states: dict[int, ClientState]) -> None:
         rows = {client: to_arrays(state) | {"_seen": torch.ones((), dtype=torch.uint8)} for client, state in states.items()}
         for name, field in self._fields.items():
             with (self._folder / f"{name}.bin").open("r+b") as file:
@@ -141,7 +151,7 @@ class MemoryMapped:
         return self._folder / "applied.json"
 
 
-def _stacked(states: dict[int, State]) -> dict[str, Tensor]:
+def _stacked(states: dict[int, ClientState]) -> dict[str, Tensor]:
     clients = sorted(states)
     arrays = {"_clients": torch.tensor(clients, dtype=torch.int64)}
     rows = [to_arrays(states[client]) for client in clients]
@@ -150,6 +160,6 @@ def _stacked(states: dict[int, State]) -> dict[str, Tensor]:
     return arrays
 
 
-def _unstacked(arrays: dict[str, Tensor], like: State) -> dict[int, State]:
+def _unstacked(arrays: dict[str, Tensor], like: ClientState) -> dict[int, ClientState]:
     clients = arrays.pop("_clients").tolist()
     return {client: from_arrays(like, {name: stack[i].clone() for name, stack in arrays.items()}) for i, client in enumerate(clients)}

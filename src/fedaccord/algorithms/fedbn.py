@@ -1,0 +1,20 @@
+"""FedBN (Li et al. 2021, arXiv:2102.07623, algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedaccord.core.algorithm import Algorithm, LocalParts
+
+
+@dataclass(frozen=True)
+class FedBN(Algorithm):
+    """FedAvg without batch norm: its weights, biases and statistics stay with each client, where they are trained.
+
+    They are no part of w, so neither clipped nor sent. There is no global model to test: see the clients' own metrics. Any other method
+    does the same with `aggregation.local_parts = "batch_norm"`. It is FedAvg where the model has no batch norm.
+    """
+
+    @property
+    def local_parts(self) -> LocalParts:
+        return "batch_norm"
