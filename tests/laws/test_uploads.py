@@ -111,7 +111,7 @@ def tampered(answer: ClientUpload, how: Sequence[Any]) -> ClientUpload:
         return answer._replace(report=dataclasses.replace(report, signals={**report.signals, what[0]: what[1]}))
     if kind == "buffers":
         return answer._replace(buffers=what[0])
-    if kind in ("buffer", "buffer value"):
+    if kind in ("buffer", "buffer value") and buffers:
         name = list(buffers)[what[0]]
         change = fill(*what[1:]) if kind == "buffer value" else SHAPES[what[1]]
         return answer._replace(buffers=buffers | {name: change(buffers[name])})
