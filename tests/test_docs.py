@@ -75,7 +75,8 @@ def test_an_algorithm_takes_one_file_and_three_lines(tmp_path: Path) -> None:
     code = """
 import fedaccord as fa
 task = fa.digits()
-options = dict(partition=fa.PathologicalLabels(clients=10, labels_per_client=1), cohort=5, policy=fa.Equal(), rounds=4, local=fa.LocalPlan(lr=0.1, epochs=1))
+partition = fa.PathologicalLabels(clients=10, labels_per_client=1)
+options = dict(partition=partition, cohort=5, policy=fa.Equal(), rounds=4, local=fa.LocalPlan(lr=0.1, epochs=1))
 assert fa.REGISTRY["fedexp"] is fa.FedExP
 added, neutral, plain = (fa.run(task, method, **options) for method in (fa.FedExP(epsilon=0.0), fa.FedExP(epsilon=1e6), fa.FedAvg()))
 assert all((neutral.weights(t) == plain.weights(t)).all() for t in range(5)), "a huge epsilon is FedAvg"

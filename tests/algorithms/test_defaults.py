@@ -14,7 +14,7 @@ PUBLISHED = {
     fa.Scaffold: {},
     fa.FedDyn: {"alpha": 0.1},  # FL-Simulator's lambda
     fa.FedSAM: {"rho": 0.1},
-    fa.FedSMOO: {"rho": 0.1, "beta": 10.0},  # FL-Simulator's lambda is 1 / beta
+    fa.FedSMOO: {"rho": 0.1, "beta": 10.0, "s_step": "drop_last"},  # FL-Simulator's lambda is 1 / beta
     fa.DynamicSAM: {
         "alpha": 0.4,
         "beta": 0.5,
@@ -27,9 +27,18 @@ PUBLISHED = {
         "pull": 0.5,
         "clip_norm": 10.0,
         "noise_floor": 0.01,
+        "rho_from": "clipped",
+        "consistency": "coupled",
+        "sharpness": "ascent",
         "warmup_rounds": 3,
         "reference_batches": 1,
+        "reference_norm": "own",
+        "norm_decay": 0.9,
+        "calibration_rounds": 0,
         "trust": 1.0,
+        "weak_epochs": None,
+        "strong_epochs": None,
+        "unstable_share": 1.0,
     },
 }
 

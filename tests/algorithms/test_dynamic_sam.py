@@ -68,9 +68,8 @@ def test_a_step_is_half_the_gradient_of_the_methods_own_objective() -> None:
 
     method, strength, rho = DynamicSAM(), torch.tensor(0.25).double(), torch.tensor(0.4).double()
     zero = w.new_zeros(())
-    local = Local(
-        method.init_client(w), strength, rho, torch.zeros_like(w), torch.zeros_like(w), 1, torch.zeros_like(w), zero, zero, w.new_zeros(2)
-    )
+    flat = torch.zeros_like(w)
+    local = Local(method.init_client(w), strength, rho, flat, flat, 1, flat, zero, zero, w.new_zeros(2), zero, 5, False)
     direction, _ = method.direction(Batch(), w, sent, local)
     g0 = Batch()(w)
     e = rho * g0 / g0.norm()
@@ -179,7 +178,8 @@ def _local(
         return torch.tensor(value, dtype=w.dtype)
 
     last = torch.ones_like(w) if final is None else final
-    return Local(state or method.init_client(w), scalar(0.1), scalar(0.04), w, w, 1, last, scalar(rises), scalar(losses), w.new_zeros(2))
+    own, sums, probe = state or method.init_client(w), (scalar(rises), scalar(losses)), w.new_zeros(2)
+    return Local(own, scalar(0.1), scalar(0.04), w, w, 1, last, *sums, probe, scalar(0.0), 4, False)
 
 
 def test_instability_is_the_deviation_of_the_last_five_angles_and_zero_before_there_are_five(vec: Any) -> None:
@@ -248,9 +248,10 @@ def digits() -> fa.Task:
 def test_five_reference_batches_cost_four_gradients_more_a_client_and_round(digits: fa.Task) -> None:
     plan = fa.LocalPlan(epochs=2, batch_size=20)
     options: dict[str, Any] = {"partition": shares(digits, 20), "cohort": 2, "rounds": 1, "local": plan, "client_test": 0.0}
-    one, five = (fa.run(digits, fa.DynamicSAM(reference_batches=n), **options).rounds["gradients"][0] for n in (1, 5))
+    methods = (fa.DynamicSAM(reference_batches=n, warmup_rounds=warm) for n, warm in ((1, 0), (5, 0), (1, 3), (5, 3)))
+    counted = [fa.run(digits, method, **options).rounds["gradients"][0] for method in methods]
     steps = fa.run(digits, fa.FedAvg(), **options).rounds["gradients"][0]
-    assert (one, five) == (2 * steps, 2 * steps + 2 * 4)
+    assert counted == [2 * steps, 2 * steps + 2 * 4, steps, steps + 2 * 4], "in warm-up steps are plain and cost one gradient"
 
 
 def test_mix_zero_without_pull_is_local_sgd_to_the_bit(digits: fa.Task) -> None:

@@ -14,6 +14,7 @@ from fedaccord.algorithms.fedsam import FedSAM as FedSAM
 from fedaccord.algorithms.fedsmoo import FedSMOO as FedSMOO
 from fedaccord.algorithms.fedspeed import FedSpeed as FedSpeed
 from fedaccord.algorithms.mofedsam import MoFedSAM as MoFedSAM
+from fedaccord.algorithms.noise_adaptive_sam import NoiseAdaptiveSAM as NoiseAdaptiveSAM
 from fedaccord.algorithms.scaffold import Scaffold as Scaffold
 from fedaccord.algorithms.silobn import SiloBN as SiloBN
 from fedaccord.core.algorithm import Algorithm
@@ -35,4 +36,5 @@ REGISTRY: dict[str, type[Algorithm]] = {
     "fedbn": FedBN,
     "silobn": SiloBN,
     "dynamic_sam": DynamicSAM,
+    "noise_adaptive_sam": NoiseAdaptiveSAM,
 }

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, RoundStart, Upload, Work
@@ -17,12 +16,12 @@ from fedaccord.core.vector import Layout
 
 def named_weight(layout: Layout) -> Tensor:
     """True [d] for the parameters that have 'weight' in their name, as the authors' code: biases get plain SAM."""
-    return torch.cat([torch.full((size,), "weight" in name) for name, size in zip(layout.names, layout.sizes, strict=True)])
+    return layout.where(lambda name, kind: "weight" in name)
 
 
 def every_weight(layout: Layout) -> Tensor:
     """True [d] everywhere, as ASAM's paper."""
-    return torch.ones(layout.size, dtype=torch.bool)
+    return layout.where(lambda name, kind: True)
 
 
 SCALED: dict[str, Callable[[Layout], Tensor]] = {"named_weight": named_weight, "all": every_weight}

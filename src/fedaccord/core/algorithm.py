@@ -9,7 +9,7 @@ One round of a method, in the order of the calls::
     sent = broadcast(server)
     effort = effort(epochs, steps, signals, device)               # each client: how much it does
     local = begin(start, sent, kept)
-    each step: direction, local = direction(grad, w, sent, local);  w <- optimiser(w, direction)
+    each step: direction, local = direction(grad, w, sent, local);  w <- optimiser(w - lr beside(w, ...), direction)
     upload, kept = upload(w, sent, local, work)
     server = update(server, cohort)                         # the accepted uploads, summed in two ways
     server = observe(server, reports)                       # the scalars that they came with
@@ -172,6 +172,10 @@ class Algorithm:
     def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: State) -> tuple[Tensor, State]:
         """One local step goes against this direction [d]: plain SGD does w <- w - lr * direction."""
         return grad(w), local
+
+    def beside(self, w: Tensor, sent: State, local: State) -> Tensor | None:
+        """What is added to the step beside the optimiser, times lr, as AdamW does with weight decay [d]; None for nothing."""
+        return None
 
     def upload(self, w: Tensor, sent: State, local: State, work: Work) -> tuple[Any, State]:
         """After the last step: what to send (its first field is `delta`), and what to keep if the upload is accepted."""

@@ -72,6 +72,9 @@ class Around(Algorithm):
     def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: State) -> tuple[Tensor, State]:
         return self.inner.direction(grad, w, sent, local)
 
+    def beside(self, w: Tensor, sent: State, local: State) -> Tensor | None:
+        return self.inner.beside(w, sent, local)
+
     def upload(self, w: Tensor, sent: State, local: State, work: Work) -> tuple[Any, State]:
         return self.inner.upload(w, sent, local, work)
 

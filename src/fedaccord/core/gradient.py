@@ -92,11 +92,11 @@ CLIP_SCOPES: dict[str, Callable[[Tensor, Tensor, float, float], Tensor]] = {
 }
 
 
-def ahead(w: Tensor, v: Tensor, rho: Tensor, otherwise: Tensor) -> Tensor:
-    """w + rho v / |v|, or w + rho `otherwise` (a unit vector) where |v| < 1e-12 and so has no direction."""
+def ahead(w: Tensor, v: Tensor, rho: Tensor, otherwise: Tensor, flat: float = EPS) -> Tensor:
+    """w + rho v / |v|, or w + rho `otherwise` (a unit vector) where |v| < `flat` and so has no direction."""
     norm = v.norm()
-    is_flat = norm < EPS
-    along = torch.addcmul(w, torch.where(is_flat, 0.0, rho / norm.clamp(min=EPS)), v)
+    is_flat = norm < flat
+    along = torch.addcmul(w, torch.where(is_flat, 0.0, rho / norm.clamp(min=flat)), v)
     return torch.addcmul(along, torch.where(is_flat, rho, 0.0), otherwise)
 
 

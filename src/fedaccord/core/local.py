@@ -131,6 +131,8 @@ def local_training(
             direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
         if plan.weight_decay:
             direction = direction + plan.weight_decay * w
+        if (beside := algorithm.beside(w, sent, local)) is not None:
+            w = w - lr * beside
         is_ours = (
             bool(losses) and scaler is None and not holds((local, moments), w)
         )  # from the second step on, w is ours if nobody keeps it

@@ -9,7 +9,7 @@ that stay with each client (`own`) are no part of w: they are trained, and other
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ class Layout:
     shapes: tuple[torch.Size, ...]
     sizes: tuple[int, ...]
     dtype: torch.dtype
+    kinds: tuple[str, ...]  # class of the layer that holds it: "Linear", "Embedding", ...
 
     @classmethod
     def of(cls, module: nn.Module, own: Collection[str] = ()) -> Layout:
@@ -46,7 +47,8 @@ class Layout:
                 "E112", f"trainable parameters have several dtypes: {sorted(map(str, dtypes))}", remedy="Cast the model to one dtype"
             )
         shapes = tuple(p.shape for p in named.values())
-        return cls(tuple(named), shapes, tuple(s.numel() for s in shapes), dtypes.pop())
+        kinds = tuple(type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in named)
+        return cls(tuple(named), shapes, tuple(s.numel() for s in shapes), dtypes.pop(), kinds)
 
     @property
     def size(self) -> int:
@@ -60,6 +62,15 @@ class Layout:
             out[name] = slice(start, start + size)
             start += size
         return out
+
+    def layers(self) -> tuple[str, ...]:
+        """The path of the layer that each parameter belongs to: its weight and its bias share one."""
+        return tuple(name.rpartition(".")[0] for name in self.names)
+
+    def where(self, chosen: Callable[[str, str], bool]) -> Tensor:
+        """True [d] for the parameters that `chosen(name, kind)` says."""
+        each = [torch.full((size,), chosen(*which)) for *which, size in zip(self.names, self.kinds, self.sizes, strict=True)]
+        return torch.cat(each)
 
     def unflatten(self, w: Tensor) -> dict[str, Tensor]:
         """Views of w [d], not copies, by name and in their shapes."""
