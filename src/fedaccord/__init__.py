@@ -27,6 +27,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "core.server_optimizer": ("ServerAdagrad", "ServerAdam", "ServerSgd", "ServerYogi"),
     "sampling": ("Coin", "Scripted", "Uniform"),
     "aggregation.policy": ("BySize", "Equal"),
+    "measures": ("Measures",),
     "report": ("write_report",),
 }
 
