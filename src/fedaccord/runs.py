@@ -289,8 +289,7 @@ def read(path: Path) -> Record:
     except ValueError as problem:
         raise StorageError("E322", f"experiment.toml is not TOML ({problem})", str(path)) from problem
     rounds, clients = RunFolder(path).records()
-    parts = (contents[name] for name in ("sources", "provenance", "partition", "status"))
-    return Record(experiment, *parts, rounds=rounds, clients=clients, folder=path, measures=contents["measures"])
+    return Record(experiment, **contents, rounds=rounds, clients=clients, folder=path)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

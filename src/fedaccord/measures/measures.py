@@ -21,6 +21,7 @@ from fedaccord.measures.sharpness import random_rise, sam_gap
 NUM_EIGENVALUES = 5  # the ratio of the first to the fifth is reported beside the first
 NUM_DIRECTIONS = 10  # of the random rise
 NAMES = ("loss", "eigenvalue", "eigenvalue_ratio", "trace", "trace_error", "sam_gap", "random_rise", "random_rise_error")
+LISTS = ("eigenvalues", "slice", "grid")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Undefined(ValueError):
 
 def unmeasured(plan: Measures, seed: int, reason: str) -> dict[str, Any]:
     """The record of a model of which nothing can be measured."""
-    empty: dict[str, Any] = dict.fromkeys((*NAMES, "slice", "grid"))
-    return {"seed": seed, "examples": 0, "rho": plan.rho, "seconds": 0.0, **empty, "eigenvalues": None, "reasons": {"all": reason}}
+    head: dict[str, Any] = {"seed": seed, "examples": 0, "asked": plan.examples, "rho": plan.rho}
+    return {**head, **dict.fromkeys((*NAMES, *LISTS)), "reasons": {"all": reason}, "seconds": 0.0}
 
 
 def measure(plan: Measures, pooled: PooledLoss, w: Tensor, seed: int) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def measure(plan: Measures, pooled: PooledLoss, w: Tensor, seed: int) -> dict[st
     if finite(here) is None:
         reason = "the weights are not finite" if here is None else "the loss at the global model is not finite"
         return unmeasured(plan, seed, reason)
-    record: dict[str, Any] = {"seed": seed, "examples": len(pooled.y), "rho": plan.rho, "seconds": 0.0, "loss": here}
+    record: dict[str, Any] = {"seed": seed, "examples": len(pooled.y), "asked": plan.examples, "rho": plan.rho, "loss": here}
     reasons: dict[str, str] = {}
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "eigenvalues": lambda: _eigenvalues(pooled, w, seed),
@@ -69,7 +70,7 @@ def measure(plan: Measures, pooled: PooledLoss, w: Tensor, seed: int) -> dict[st
             reasons[name] = str(problem)
         except RuntimeError as problem:  # of torch (an operation without a second derivative) or of ARPACK (no convergence)
             reasons[name] = f"{type(problem).__name__}: {str(problem).strip().splitlines()[0]}"
-    for name in (*NAMES, "eigenvalues", "slice", "grid"):
+    for name in (*NAMES, *LISTS):
         record.setdefault(name, None)
     for name in NAMES:
         if record[name] is not None and finite(record[name]) is None:

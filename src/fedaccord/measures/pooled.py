@@ -50,8 +50,9 @@ class PooledLoss:
                 leaf = w.detach().requires_grad_()
                 (first,) = torch.autograd.grad(self._loss(leaf, x, y), leaf, create_graph=True)
                 if first.requires_grad:  # else the loss is linear in w
-                    (part,) = torch.autograd.grad(first @ v, leaf, materialize_grads=True)
-                    total = total + share * part
+                    # Not autograd.grad: on its way to the leaf alone it passes by the node that says 'once differentiable'.
+                    (first @ v).backward()
+                    total = total if leaf.grad is None else total + share * leaf.grad
         return total
 
     def _parts(self) -> Iterator[tuple[float, Tensor, Tensor]]:
