@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -101,3 +102,10 @@ def test_a_model_without_filters_has_no_slices() -> None:
     assert record["slice"] is record["grid"] is None and "filter" in record["reasons"]["slice"]
     assert record["trace"] == pytest.approx(2.0) and record["eigenvalue"] == pytest.approx(2 / 3)  # L = |1 + w|^2/3
     assert record["eigenvalue_ratio"] is None and "fifth" in record["reasons"]["eigenvalue_ratio"]
+
+
+def test_a_fifth_eigenvalue_that_is_not_positive_has_no_ratio(quadratic: Callable[..., PooledLoss]) -> None:
+    pooled = quadratic(torch.diag(torch.tensor([5.0, 4.0, 3.0, 2.0, -1.0, -2.0], dtype=torch.float64)))
+    record = measure(SMALL, pooled, torch.ones(6, dtype=torch.float64), 0)
+    assert record["eigenvalues"] == pytest.approx([5, 4, 3, 2, -1])
+    assert record["eigenvalue_ratio"] is None and "not positive" in record["reasons"]["eigenvalue_ratio"]
