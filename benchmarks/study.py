@@ -186,7 +186,7 @@ def run_job(job: Job) -> dict[str, Any]:
         client_validation=0.1 if job.method == "dynamic_sam" else 0.0,
         evaluate_every=EVALUATE_EVERY,
         keep_weights=False,
-        **({"measure": Measures(rho=setting.rho)} if job.role == "final" else {}),
+        **({"measures": Measures(rho=setting.rho)} if job.role == "final" else {}),
     )
     return {"key": job.key, **job._asdict(), "seconds": time.process_time() - started, **figures(run, setting, job)}
 

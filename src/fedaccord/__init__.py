@@ -28,6 +28,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "experiment": ("Devices",),
     "sampling": ("Coin", "Scripted", "StabilityAware", "Uniform"),
     "aggregation.policy": ("BySize", "Equal"),
+    "measures": ("Measures",),
     "report": ("write_report",),
 }
 

@@ -35,11 +35,13 @@ from fedaccord.experiment import (
     Prepared,
     RunOptions,
     RuntimeOptions,
+    measured,
     partition_summary,
     plain,
     prepare,
 )
 from fedaccord.federation import RunState
+from fedaccord.measures import Measures
 from fedaccord.partition import Partition, Partitioner
 from fedaccord.runs import Record, RunFolder, lines_of
 from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
@@ -77,6 +79,7 @@ def run(
     stop_metric: str = "accuracy",
     state: str = "memory",
     debug: bool = False,
+    measures: Measures | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     telemetry: Sequence[Telemetry] | None = None,
@@ -89,6 +92,7 @@ def run(
     "batch_norm" (weights and biases too); "method": what the method says. devices: who is weak, how fast, and each round's deadline.
     client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
     initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.
+    measures: how flat the final model lies (`Measures()`), into `Run.record.measures`, the folder's measures.json and the report.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
     state: "memory", or "memory_mapped" (needs a folder). debug: stop at the first NaN, naming client, round and step.
 
@@ -122,6 +126,7 @@ def run(
             stop_metric=stop_metric,
             stop_at=stop_at,
         ),
+        measures=measures,
     )
     from fedaccord.config import check  # the same ranges and types as for a TOML file
 
@@ -242,7 +247,7 @@ def execute(
         sinks = Tee(tuple(telemetry))
         weights = {0: prepared.start.server.w}
         try:
-            state = _drive(experiment, prepared, state, record, disk, weights, sinks, should_stop)
+            state = _drive(experiment, task, prepared, state, record, disk, weights, sinks, should_stop)
         finally:
             if disk:
                 disk.close()
@@ -251,6 +256,7 @@ def execute(
 
 def _drive(
     experiment: Experiment,
+    task: Task,
     prepared: Prepared,
     state: RunState,
     record: Record,
@@ -286,6 +292,10 @@ def _drive(
             if saved < state.round:
                 disk.checkpoint(state.round, _on_disk(state), federation.runtime.save, federation.runtime.committed)
             disk.clear_stop()
+        if experiment.measures and outcome == "finished" and record.measures.get("round") != state.round:
+            record.measures = measured(experiment.measures, experiment, task, prepared.model, prepared.data, state)
+            if disk:
+                disk.keep_measures(record.measures)
         record.status = {"state": outcome, "round": state.round, "rounds": options.rounds, "error": None}
     except KeyboardInterrupt:
         record.status = {"state": "interrupted", "round": state.round, "rounds": options.rounds, "error": None}
@@ -331,7 +341,7 @@ def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared,
         disk.clear_stop()
         record.rounds, record.clients = disk.records()
         state = RunState(round, parts["server"], parts["buffers"], remembered(prepared.federation.sampler, record.clients))
-        record.provenance = earlier.provenance
+        record.provenance, record.measures = earlier.provenance, earlier.measures
         disk.set_status({"state": "running", "round": round, "rounds": prepared.federation.rounds, "error": None})
     except BaseException:
         disk.close()

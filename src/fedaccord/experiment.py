@@ -32,6 +32,7 @@ from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS, ServerOptimized, 
 from fedaccord.core.state import children, num_bytes
 from fedaccord.core.vector import Buffers, FlatModel, batch_norm_parameters
 from fedaccord.federation import Federation, RunState, Target
+from fedaccord.measures import Measures, PooledLoss, measure, unmeasured
 from fedaccord.partition import IID, SCHEMES, Attributes, Partition, Partitioner, label_counts, summary
 from fedaccord.runtime.evaluation import evaluate
 from fedaccord.runtime.population import Population
@@ -102,6 +103,7 @@ class Experiment:
     devices: Devices = field(default_factory=Devices)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     run: RunOptions = field(default_factory=RunOptions)
+    measures: Measures | None = None  # of the final model, taken once at the end of the run; None: not taken
 
 
 class Prepared(NamedTuple):
@@ -126,8 +128,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     algorithm = experiment.algorithm
     if experiment.server_optimizer:
         algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
-    asked = experiment.aggregation.local_parts
-    local_parts = algorithm.local_parts if asked == "method" else asked
+    local_parts = local_parts_of(experiment)
     module = task.build_model(seed)
     model = FlatModel(module, own=batch_norm_parameters(module) if local_parts == "batch_norm" else ())
     data, partition = share_out(experiment, task)
@@ -174,6 +175,12 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
     return Prepared(federation, federation.start(w, buffers), model, data, partition)
+
+
+def local_parts_of(experiment: Experiment) -> LocalParts:
+    """What stays with each client: as asked for, or as the method says."""
+    asked = experiment.aggregation.local_parts
+    return experiment.algorithm.local_parts if asked == "method" else asked
 
 
 def _first_moments(plan: LocalPlan, model: FlatModel) -> Any:
@@ -282,6 +289,18 @@ def _unmeasured(reason: str, w: Tensor, buffers: Buffers) -> Evaluation:
     return Evaluation(0, None, reason)
 
 
+def measured(plan: Measures, experiment: Experiment, task: Task, model: FlatModel, data: Population, state: RunState) -> dict[str, Any]:
+    """measures.json: how flat the global model of `state` lies, on examples drawn from those that the clients train on."""
+    seed, pooled = experiment.run.seed, data.train.indices
+    if local_parts_of(experiment) != "none" and state.buffers:
+        found = unmeasured(plan, seed, "buffers are local to the clients, so the global model has none of its own")
+    else:
+        drawn = stream(seed, "measures", "examples").choice(pooled, min(plan.examples, len(pooled)), replace=False)
+        rows = torch.from_numpy(np.sort(drawn))
+        found = measure(plan, PooledLoss(model, state.buffers, task.loss, data.x[rows], data.y[rows]), state.server.w, seed)
+    return {"round": state.round, **found}
+
+
 def partition_summary(experiment: Experiment, task: Task, partition: Partition) -> dict[str, Any]:
     """partition.json: who has how much of what, before anything is held out."""
     counts = label_counts(partition.shards, task.labels, task.num_classes) if task.labels is not None and task.num_classes else None
@@ -312,7 +331,7 @@ def plain(value: Any) -> Any:
     """An experiment, or a part of it, as the nested tables of the TOML file: every default written out, None left out."""
     if is_dataclass(value) and not isinstance(value, type):
         table = {each.name: plain(getattr(value, each.name)) for each in fields(value) if getattr(value, each.name) is not None}
-        if isinstance(value, Experiment | Aggregation | Devices | RuntimeOptions | RunOptions | LocalPlan):
+        if isinstance(value, Experiment | Aggregation | Devices | RuntimeOptions | RunOptions | LocalPlan | Measures):
             return table
         names = [name for registry in CHOICES.values() for name, kind in registry.items() if kind is type(value)]
         return {"name": names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}", **table}

@@ -6,6 +6,7 @@
     status.json          state, round, error
     rounds.jsonl         one line a round
     clients.jsonl        one line a (round, client)
+    measures.json        where asked: how flat the final model lies
     weights/0007.safetensors    where asked: the global model after each round
     checkpoints/0400/    server.safetensors, clients.safetensors, progress.json; written aside, then renamed
     clients/             memory-mapped client state
@@ -37,6 +38,7 @@ from fedaccord.core.arrays import save_arrays
 from fedaccord.core.errors import ConfigError, FedaccordError, StorageError
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport
 from fedaccord.core.state import State, from_arrays, to_arrays
+from fedaccord.core.vector import Buffers
 
 KEPT_CHECKPOINTS = 2
 
@@ -53,6 +55,7 @@ class Record:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
     folder: Path | None = None
+    measures: dict[str, Any] = field(default_factory=dict)  # of the global model after `round`; empty where none were taken
 
 
 def lines_of(
@@ -176,6 +179,24 @@ class RunFolder:
             raise ConfigError("E210", f"the weights of round {round} were not kept", str(self.path), "Set run.keep_weights = true")
         return load_file(path)["w"]
 
+    def keep_measures(self, measures: dict[str, Any]) -> None:
+        """Store, or replace, what was measured of the global model."""
+        with storage(self.path):
+            _replace(self.path / "measures.json", json.dumps(measures, allow_nan=False))
+
+    def last_model(self) -> tuple[int, State, Buffers]:
+        """(round, w [d], buffers) of the newest checkpoint. E210 before the first, E322 where it is damaged."""
+        found = self.checkpoints()
+        if not found:
+            raise ConfigError("E210", "there is no checkpoint yet", str(self.path), "Wait for the first, or: fedaccord resume RUN")
+        try:
+            arrays = load_file(found[-1] / "server.safetensors")
+            buffers = {name.removeprefix("buffers."): value for name, value in arrays.items() if name.startswith("buffers.")}
+            return int(found[-1].name), arrays["server.w"], buffers
+        except Exception as problem:
+            what = f"the checkpoint cannot be read ({type(problem).__name__}: {problem})"
+            raise StorageError("E322", what, str(found[-1])) from problem
+
     def checkpoint(self, round: int, state: State, save_clients: Callable[[Path], None], committed: Callable[[Path], None]) -> None:
         """Make `round` the point that a resume starts from. Whole or not at all, whenever the process dies."""
         final = self.path / "checkpoints" / f"{round:06d}"
@@ -257,7 +278,7 @@ def read(path: Path) -> Record:
     if not (path / "experiment.toml").is_file():
         raise ConfigError("E210", "no run is here", str(path), "See: fedaccord ls")
     contents: dict[str, Any] = {}
-    for name in ("provenance", "partition", "status", "sources"):
+    for name in ("provenance", "partition", "status", "sources", "measures"):
         file = path / f"{name}.json"
         try:
             contents[name] = json.loads(file.read_text()) if file.exists() else {}
@@ -268,7 +289,7 @@ def read(path: Path) -> Record:
     except ValueError as problem:
         raise StorageError("E322", f"experiment.toml is not TOML ({problem})", str(path)) from problem
     rounds, clients = RunFolder(path).records()
-    return Record(experiment, contents["sources"], contents["provenance"], contents["partition"], contents["status"], rounds, clients, path)
+    return Record(experiment, **contents, rounds=rounds, clients=clients, folder=path)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

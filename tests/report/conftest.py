@@ -22,6 +22,7 @@ class FakeRecord:
     status: dict[str, Any] = field(default_factory=dict)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
+    measures: dict[str, Any] = field(default_factory=dict)
 
 
 def record(

@@ -145,7 +145,7 @@ def write(names: Sequence[str], html: Path | None, target: float | None, metric:
         return result(
             {
                 "report": str(written.html),
-                "csv": [str(written.summary), str(written.rounds), str(written.clients), str(written.partition)],
+                "csv": [str(written.summary), str(written.rounds), str(written.clients), str(written.partition), str(written.landscape)],
                 "summary": rows,
             }
         )

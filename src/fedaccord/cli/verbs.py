@@ -177,3 +177,20 @@ def report(
     from fedaccord.cli.looking import write
 
     write(names, html, target, metric, root, json)
+
+
+@app.command()
+def measure(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or parents of runs.", show_default=False)],
+    rho: Annotated[float | None, typer.Option("--rho", help="Radius of the SAM gap. Default: the run's [measures], else 0.1.")] = None,
+    examples: Annotated[
+        int | None, typer.Option("--examples", metavar="N", help="Pooled training examples. Default: the run's, else 1000.")
+    ] = None,
+    root: Root = RUNS,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How flat a run's last model lies: Hessian, SAM gap, slices of the loss. Kept in its folder; `report` shows it."""
+    from fedaccord.cli.measuring import measure_runs
+
+    measure_runs(names, rho, examples, root, json)

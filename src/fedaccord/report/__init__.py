@@ -28,6 +28,7 @@ class ReportPaths:
     clients: Path
     summary: Path
     partition: Path
+    landscape: Path
 
 
 def write_report(
@@ -49,19 +50,23 @@ def write_report(
     from fedaccord.report import csv, html
 
     page = Path(html_path)
-    paths = ReportPaths(page, *(page.with_name(f"{page.stem}.{part}.csv") for part in ("rounds", "clients", "summary", "partition")))
+    paths = ReportPaths(
+        page, *(page.with_name(f"{page.stem}.{part}.csv") for part in ("rounds", "clients", "summary", "partition", "landscape"))
+    )
     chosen = study([getattr(each, "record", each) for each in records], target, metric, window, last)
     files = (
         (paths.summary.name, "every figure of this page, by method and by seed"),
         (paths.rounds.name, "one line a round"),
         (paths.clients.name, "one line a client and round"),
         (paths.partition.name, "examples of each client"),
+        (paths.landscape.name, "slices of the loss, where they were measured"),
     )
     texts = {
         paths.rounds: csv.rounds_csv(chosen),
         paths.clients: csv.clients_csv(chosen),
         paths.summary: csv.summary_csv(chosen),
         paths.partition: csv.partition_csv(chosen),
+        paths.landscape: csv.landscape_csv(chosen),
         paths.html: html.render(chosen, title, files),
     }
     for path, text in texts.items():

@@ -1,7 +1,8 @@
 """The CSV beside the report: every line and every figure at full precision, so that each number of the page can be recomputed.
 
 ``NAME.rounds.csv`` (one line a round), ``NAME.clients.csv`` (one a client and round), ``NAME.summary.csv`` (one a method, and one a
-method and seed), ``NAME.partition.csv`` (one a client of each partition). Empty means: no value.
+method and seed), ``NAME.partition.csv`` (one a client of each partition), ``NAME.landscape.csv`` (one a point of the slices of the loss).
+Empty means: no value.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedaccord.report.groups import Study
-from fedaccord.report.quantities import QUANTITIES, TARGETS, measure
-from fedaccord.report.source import number, run_name, seed_of
+from fedaccord.report.quantities import FLATNESS, QUANTITIES, TARGETS, measure
+from fedaccord.report.source import measures_of, number, run_name, seed_of
 
 _ROUND_LISTS = ("cohort", "accepted", "absent")
 _ROUND_SCALARS = ("train_loss", "update_norm", "drift", "pairwise_cosine", "gradients", "bytes_up", "bytes_down", "seconds")
@@ -68,7 +69,7 @@ def summary_csv(study: Study) -> str:
         base = figures.baseline.label if figures.baseline else None
         row: dict[str, Any] = {"level": "method", "method": label, "seed": None, "seeds": len(figures.runs), "metric": study.metric}
         row |= {"target": study.target, "window": study.window, "tail_rounds": study.last, "baseline": base}
-        for quantity in QUANTITIES:
+        for quantity in (*QUANTITIES, *FLATNESS):
             figure = figures.estimates[quantity.name]
             row |= {quantity.name: figure.mean, f"{quantity.name}_low": figure.low, f"{quantity.name}_high": figure.high}
             row[f"{quantity.name}_n"] = figure.n
@@ -109,6 +110,18 @@ def partition_csv(study: Study) -> str:
             row: dict[str, Any] = {"scheme": scheme, "seed": seed, "client": client, "examples": size}
             rows.append(row | ({f"class_{label}": count for label, count in enumerate(counts[client])} if counts else {}))
     return _write(rows, ("scheme", "seed", "client", "examples"))
+
+
+def landscape_csv(study: Study) -> str:
+    """The loss at w + a first + b second for each run that was measured; b is empty on the slice along one direction."""
+    rows: list[dict[str, Any]] = []
+    for head, run in _heads(study):
+        found = measures_of(run)
+        line, grid = found.get("slice") or {"at": (), "loss": ()}, found.get("grid") or {"at": (), "loss": ()}
+        rows += [{**head, "a": a, "b": None, "loss": number(loss)} for a, loss in zip(line["at"], line["loss"], strict=True)]
+        for b, losses in zip(grid["at"], grid["loss"], strict=True):
+            rows += [{**head, "a": a, "b": b, "loss": number(loss)} for a, loss in zip(grid["at"], losses, strict=True)]
+    return _write(rows, ("method", "algorithm", "seed", "run", "a", "b", "loss"))
 
 
 def _heads(study: Study) -> Iterable[tuple[dict[str, Any], Any]]:

@@ -17,7 +17,7 @@ from fedaccord.report.source import Record, evaluations, last_round, metric_name
 BASELINE = "fedavg"
 
 # Settings that say where a run is executed and how often it is looked at. Results do not depend on them.
-_NOT_A_METHOD = ("runtime.", "telemetry.", "report.")
+_NOT_A_METHOD = ("runtime.", "telemetry.", "report.", "measures.")
 _OF_THE_RUN = {f"run.{key}" for key in ("evaluate_every", "evaluate_clients_every", "checkpoint_every", "keep_weights")}
 
 

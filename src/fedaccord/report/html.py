@@ -7,10 +7,10 @@ import hashlib
 from pathlib import Path
 
 from fedaccord.report import figures as draw
-from fedaccord.report import maps, records_tables, tables
+from fedaccord.report import landscape, maps, records_tables, tables
 from fedaccord.report.groups import Study
 from fedaccord.report.quantities import MethodFigures, measure
-from fedaccord.report.source import last_round
+from fedaccord.report.source import last_round, measures_of
 from fedaccord.report.svg import COLOURS, dashes
 from fedaccord.report.view import Page, Section
 from fedaccord.report.words import seeds, verdicts
@@ -121,6 +121,8 @@ def _sections(study: Study, figures: tuple[MethodFigures, ...]) -> tuple[Section
             (records_tables.participation(study), records_tables.refusals(study), records_tables.kept_rounds(study)),
         ),
     ]
+    if any(measures_of(run) for run in study.runs):
+        sections.append(flatness(study, figures))
     if signals:
         sections.append(Section("signals", "What adaptive methods chose", "Per round, over the clients of all seeds.", signals))
     sections += [
@@ -128,6 +130,19 @@ def _sections(study: Study, figures: tuple[MethodFigures, ...]) -> tuple[Section
         Section("versions", "Versions and hashes", "", (), (records_tables.versions(study),), folded=True),
     ]
     return tuple(sections)
+
+
+def flatness(study: Study, figures: tuple[MethodFigures, ...]) -> Section:
+    """What was measured at the last global models, where it was."""
+    return Section(
+        "flatness",
+        "Flatness",
+        "Measured at the last global model on training data pooled from all clients. The slices go along random directions whose "
+        "every filter is as long as the model's own (Li et al. 2018): 1 is a step as long as the weights. One seed's methods "
+        "share the random draw.",
+        landscape.pictures(study),
+        (tables.flatness(study, figures),),
+    )
 
 
 def _title(study: Study) -> str:

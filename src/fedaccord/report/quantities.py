@@ -16,10 +16,12 @@ from fedaccord.report.source import (
     cumulative,
     evaluations,
     last_round,
+    measures_of,
     number,
     seed_of,
     series,
     why_no_value,
+    why_not_measured,
 )
 from fedaccord.report.statistics import (
     Censored,
@@ -41,7 +43,7 @@ class Quantity:
 
     name: str
     words: str
-    kind: str  # metric | index | count | bytes | seconds
+    kind: str  # metric | index | curvature | count | bytes | seconds
     meaning: str
 
 
@@ -69,6 +71,14 @@ QUANTITIES = (
     Quantity("refused", "refused", "count", "uploads that the guard refused"),
     Quantity("absent", "absent", "count", "clients that did not answer"),
     Quantity("model_kept", "rounds without update", "count", "rounds in which nothing usable came back and the old model was kept"),
+)
+
+FLATNESS = (
+    Quantity("eigenvalue", "λ₁", "curvature", "largest eigenvalue of the Hessian of the pooled training loss"),
+    Quantity("eigenvalue_ratio", "λ₁/λ₅", "curvature", "how far the largest eigenvalue stands out from the fifth"),
+    Quantity("trace", "trace", "curvature", "trace of the same Hessian, Hutchinson's estimate"),
+    Quantity("sam_gap", "SAM gap", "curvature", "rise of the pooled training loss after one ascent step of length ρ"),
+    Quantity("random_rise", "random rise", "curvature", "mean rise after a step of the same length in a random direction"),
 )
 
 TARGETS = (
@@ -130,6 +140,7 @@ def figures_of(study: Study, record: Record) -> RunFigures:
         "refused": float(sum(len(line.get("refused") or ()) for line in record.rounds)),
         "absent": float(sum(len(line.get("absent") or ()) for line in record.rounds)),
         "model_kept": float(sum(bool(line.get("model_kept")) for line in record.rounds)),
+        **{quantity.name: number(measures_of(record).get(quantity.name)) for quantity in FLATNESS},
     }
     values |= _to_target(study, record, curve)
     return RunFigures(record, seed_of(record), values, None if curve else why_no_value(record, metric))
@@ -161,7 +172,7 @@ def summary_rows(study: Study) -> list[dict[str, Any]]:
             "higher_is_better": study.higher_is_better,
             "reasons": {str(run.seed): run.reason for run in figures.runs if run.reason},
         }
-        for quantity in QUANTITIES:
+        for quantity in (*QUANTITIES, *FLATNESS):
             each = {str(run.seed): run.values[quantity.name] for run in figures.runs}
             row[quantity.name] = {**_plain(figures.estimates[quantity.name]), "by_seed": each}
         for quantity in TARGETS:
@@ -199,7 +210,7 @@ def _of_method(study: Study, method: Method) -> MethodFigures:
     estimates = {
         quantity.name: estimate([value for run in runs if (value := run.values[quantity.name]) is not None], reason=reason)
         for quantity in QUANTITIES
-    }
+    } | {quantity.name: _flatness(method, quantity.name) for quantity in FLATNESS}
     baseline = study.baseline_of(method)
     differences: dict[int | str, float] = {}
     compared_at: dict[int | str, int] = {}
@@ -222,6 +233,12 @@ def _of_method(study: Study, method: Method) -> MethodFigures:
         tail_difference=estimate(list(tails.values()), reason=_no_pair(method, baseline)),
         tail_differences=tails,
     )
+
+
+def _flatness(method: Method, name: str) -> Estimate:
+    values = [number(measures_of(run).get(name)) for run in method.runs]
+    reasons = dict.fromkeys(why_not_measured(run, name) for run, value in zip(method.runs, values, strict=True) if value is None)
+    return estimate([value for value in values if value is not None], reason="; ".join(reasons))
 
 
 def _targets(study: Study, runs: tuple[RunFigures, ...], reason: str) -> dict[str, Censored]:

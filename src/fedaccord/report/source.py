@@ -30,6 +30,8 @@ class Record(Protocol):
     def rounds(self) -> Sequence[Mapping[str, Any]]: ...
     @property
     def clients(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def measures(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,21 @@ def client_scores(record: Record, metric: str | None) -> ClientScores:
             have.append((row["client"], value, int(row.get("num_examples") or 0)))
     clients, values, sizes = zip(*have, strict=True) if have else ((), (), ())
     return ClientScores(at, tuple(clients), tuple(values), tuple(sizes), tuple(missing))
+
+
+def measures_of(record: Record) -> Mapping[str, Any]:
+    """What was measured of the run's last model; {} where nothing was, or where the run went on afterwards."""
+    return record.measures if record.measures.get("round") == last_round(record) else {}
+
+
+def why_not_measured(record: Record, name: str) -> str:
+    """The reason, in words, that a run lacks the measure `name`."""
+    found = measures_of(record)
+    if found:
+        reasons = found.get("reasons") or {}
+        part = "eigenvalues" if name.startswith("eigenvalue") else name
+        return str(reasons.get("all") or reasons.get(name) or reasons.get(part) or "not recorded")
+    return f"measured at round {record.measures['round']}, before the run's end" if record.measures else "not measured"
 
 
 def trained(record: Record) -> list[Mapping[str, Any]]:

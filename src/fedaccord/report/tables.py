@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedaccord.report.groups import Study
-from fedaccord.report.quantities import QUANTITIES, TARGETS, MethodFigures, Quantity
+from fedaccord.report.quantities import FLATNESS, QUANTITIES, TARGETS, MethodFigures, Quantity
+from fedaccord.report.source import measures_of
 from fedaccord.report.statistics import ONE_SEED, Estimate
 from fedaccord.report.view import Card, Cell, Table
 from fedaccord.report.words import NOTHING, censored, difference_of, never, seeds, shown, with_interval
 
-BY_NAME = {quantity.name: quantity for quantity in (*QUANTITIES, *TARGETS)}
+BY_NAME = {quantity.name: quantity for quantity in (*QUANTITIES, *FLATNESS, *TARGETS)}
 _FAIRNESS = ("clients_mean", "clients_mean_by_size", "worst_tenth", "jain", "clients_scored", "clients_unscored")
 _COST = ("gradients_per_round", "bytes_per_round", "seconds_per_round", "gradients", "bytes_up", "bytes_down", "seconds")
 
@@ -91,6 +92,21 @@ def cost(study: Study, figures: tuple[MethodFigures, ...]) -> Table:
     return Table(table.ident, table.caption, tuple(columns), tuple(rows), note)
 
 
+def flatness(study: Study, figures: tuple[MethodFigures, ...]) -> Table:
+    """Curvature and rise of the loss around each method's last global model."""
+    found = [measures for run in study.runs if (measures := measures_of(run))]
+    rho = sorted({float(measures["rho"]) for measures in found})
+    examples = sorted({int(measures["examples"]) for measures in found if measures["examples"]})
+    many = "–".join(f"{value:,}" for value in dict.fromkeys((examples[0], examples[-1]))) if examples else "no"
+    note = (
+        f"ρ = {', '.join(f'{value:g}' for value in rho)}; {many} training examples of all clients, no dropout, batch norm by its running "
+        "statistics; 95% Student-t intervals over seeds. ρ is a length in weight space: models of different size or scale do not share it."
+    )
+    if len({(measures["rho"], measures["asked"]) for measures in found}) > 1:
+        note = f"These runs were measured in different ways, so their figures should not be compared. {note}"
+    return _of_quantities("flatness-table", "Around the last global model", [each.name for each in FLATNESS], study, figures, note)
+
+
 def heading(quantity: Quantity, study: Study) -> tuple[str, str]:
     """A column's name and meaning, with the study's own windows filled in."""
     fields = {"last": study.last, "window": study.window}
@@ -135,7 +151,8 @@ def _name(index: int, method: MethodFigures) -> Cell:
 
 def _estimate(method: MethodFigures, quantity: Quantity, plain: bool = False) -> Cell:
     figure = method.estimates[quantity.name]
-    text = shown(figure.mean, quantity.kind) if plain or quantity.kind != "metric" else with_interval(figure, quantity.kind)
+    has_interval = not plain and quantity.kind in ("metric", "curvature")
+    text = with_interval(figure, quantity.kind) if has_interval else shown(figure.mean, quantity.kind)
     note = ""
     if figure.mean is None:
         note = figure.reason or ""

@@ -20,11 +20,16 @@ class Verdict:
 
 
 def shown(value: float | None, kind: str) -> str:
-    """A figure as a reader sees it: 'metric' three digits, 'count' grouped, 'bytes' and 'seconds' with a unit."""
+    """A figure as a reader sees it.
+
+    'metric' has three decimals, 'curvature' three digits, 'count' is grouped, 'bytes' and 'seconds' have a unit.
+    """
     if value is None:
         return NOTHING
     if kind in ("metric", "index"):
         return _signless(f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}")
+    if kind == "curvature":
+        return _signless(f"{value:.3g}")
     if kind == "bytes":
         return _bytes(value)
     if kind == "seconds":
