@@ -183,7 +183,6 @@ def run_job(job: Job) -> dict[str, Any]:
         local=plan,
         server_optimizer=server,
         client_test=0.0,
-        client_validation=0.1 if job.method == "dynamic_sam" else 0.0,
         evaluate_every=EVALUATE_EVERY,
         keep_weights=False,
         **({"measures": Measures(rho=setting.rho)} if job.role == "final" else {}),

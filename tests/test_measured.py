@@ -90,7 +90,7 @@ def test_a_stopped_run_is_measured_at_the_end_of_its_resume(tmp_path: Path) -> N
 
 
 def test_buffers_that_stay_with_the_clients_leave_nothing_to_measure() -> None:
-    found = run(measures=PLAN, buffers="local").record
+    found = run(measures=PLAN, local_parts="buffers").record
     assert found.measures["eigenvalue"] is None and "local to the clients" in found.measures["reasons"]["all"]
 
 
