@@ -28,6 +28,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "sampling": ("Coin", "Scripted", "Uniform"),
     "aggregation.policy": ("BySize", "Equal"),
     "report": ("write_report",),
+    "tuning": ("Tuned", "tune"),
 }
 
 
