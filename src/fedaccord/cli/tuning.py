@@ -57,9 +57,8 @@ def resume_tuning(name: str, out: Path | None, root: Path, as_json: bool) -> int
     tables, sources, request = asked["tables"], asked["sources"], asked["request"]
     again = resolve(Settings(tables, f"{folder.name}/{ASKED}"))
     resolved = Resolved(again.experiment, again.task, again.tables, sources)
-    search = {key: tuple(each.values()) if "low" in each else each["values"] for key, each in request["search"].items()}
     lengths = None if request["rounds"] is None else tuple(request["rounds"])
-    wanted = Request(search, request["trials"], tuple(request["shares"]), lengths, request["metric"])
+    wanted = Request(request["search"], request["trials"], tuple(request["shares"]), lengths, request["metric"])
     return _tune(resolved, wanted, folder, True, out or Path(asked["out"]), as_json, Path(asked["out"]))
 
 

@@ -59,7 +59,7 @@ class Search:
             elif by_rule:
                 following, origin = by_rule[0], "rule"
             else:
-                following, origin = self._proposed(number, stage, made), "optimiser"
+                following, origin = self._proposed(number, stage, made, candidates[0][0]), "optimiser"
             yield replace(attempt, verdict="no pass" if following is None else moved(point, following))
             if following is None:
                 return
@@ -75,7 +75,7 @@ class Search:
         made: list[Attempt] = []
         while waiting or (not is_grid and len(made) < stage.attempts):
             if not waiting:
-                proposed = self._proposed(number, stage, made)
+                proposed = self._proposed(number, stage, made, self.start)
                 if proposed is None:
                     return
                 waiting.append((proposed, "optimiser"))
@@ -87,9 +87,9 @@ class Search:
             )
             yield made[-1]
 
-    def _proposed(self, number: int, stage: Stage, made: Sequence[Attempt]) -> Point | None:
+    def _proposed(self, number: int, stage: Stage, made: Sequence[Attempt], base: Point) -> Point | None:
         found = propose(stage.space, [(each.point, each.score) for each in made], self.seed, number)
-        return None if found is None else made[0].point | found
+        return None if found is None else base | found
 
     def _ended(self, number: int, stage: Stage, attempts: Sequence[Attempt]) -> StageResult:
         scored = [each for each in attempts if each.score is not None]
@@ -97,10 +97,11 @@ class Search:
             why = attempts[-1].why if attempts else "there was nothing to try"
             raise NegativeAnswer("E602", f"none of {len(attempts)} trials could be measured: {why}", f"stage {number}", "See tuning.csv")
         ranking = sorted(scored, key=lambda each: (not each.passed, -float(each.score or 0.0), each.number))
-        chosen = tuple(ranking[: stage.keep])
+        keep = math.ceil(len(attempts) / 3) if stage.keep is None else stage.keep
+        chosen = tuple(ranking[:keep])
         if stage.goal:
             return self._goal_result(number, attempts, chosen)
-        judged = tuple(_placed(each, ranking, stage.keep) for each in attempts)
+        judged = tuple(_placed(each, ranking, keep) for each in attempts)
         chosen = tuple(judged[each.number - 1] for each in chosen)
         return self._ranked_result(number, stage, judged, chosen)
 
@@ -113,16 +114,17 @@ class Search:
         return StageResult(number, tuple(attempts), chosen, False, change or "no pass", why)
 
     def _ranked_result(self, number: int, stage: Stage, attempts: tuple[Attempt, ...], chosen: tuple[Attempt, ...]) -> StageResult:
-        best, own = chosen[0], next((each for each in attempts if each.point == self.start), None)
+        best, first = chosen[0], attempts[0]
         if not stage.with_start:
             why = f"{len(chosen)} of {_trials(len(attempts))} go on; the best: {self._shown(best.measured)}"
             return StageResult(number, attempts, chosen, True, "pass", why)
-        against = "" if own is None or own is best else f", {figure(own.measured.metric)} with the configured values"
-        if own is best and len(attempts) > 1:
-            others = max((each for each in attempts if each is not own), key=lambda each: -math.inf if each.score is None else each.score)
-            theirs = figure(others.measured.metric)
-            why = f"{self._shown(best.measured)} with the configured values, {theirs} with those of stage {number - 1}"
-            return StageResult(number, attempts, chosen, True, moved(others.point, best.point), why)
+        own = next(each for each in attempts if each.point == self.start)
+        if own is best and first is not best:
+            why = (
+                f"{self._shown(best.measured)} with the configured values, {figure(first.measured.metric)} with those of stage {number - 1}"
+            )
+            return StageResult(number, attempts, chosen, True, moved(first.point, best.point), why)
+        against = "" if own is best else f", {figure(own.measured.metric)} with the configured values"
         return StageResult(number, attempts, chosen, True, "pass", f"{self._shown(best.measured)}{against}")
 
     def _shown(self, measured: Measured) -> str:

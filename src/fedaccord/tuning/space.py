@@ -65,7 +65,7 @@ Axis = Range | Choices
 
 def axis_of(key: str, given: Any) -> Axis:
     """``"0.01..0.5"`` or (0.01, 0.5): a range; ``"0.01,0.03"`` or [0.01, 0.03]: a list. E203 or E206 for what is neither."""
-    where = f"--set {key}"
+    where, written = f"--set {key}", given
     if isinstance(given, Range | Choices):
         return _checked(given, where)
     if isinstance(given, str):
@@ -75,7 +75,7 @@ def axis_of(key: str, given: Any) -> Axis:
         return _checked(Range(*given), where)
     if isinstance(given, Sequence) and not isinstance(given, str):
         return _checked(Choices(tuple(given)), where)
-    raise ConfigError("E206", f"{given!r} is neither a range nor a list", where, f"Write {key}=0.01..0.5 or {key}=0.01,0.03,0.1")
+    raise ConfigError("E206", f"{written!r} is neither a range nor a list", where, f"Write {key}=0.01..0.5 or {key}=0.01,0.03,0.1")
 
 
 def _listed(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -53,7 +52,7 @@ class Stage:
     space: Mapping[str, Axis] = field(default_factory=dict)  # what the optimiser may move
     attempts: int = 0  # trials at most; at least one for each point that comes in
     goal: Goal | None = None
-    keep: int = 1  # how many points go on to the next stage
+    keep: int | None = 1  # how many points go on to the next stage; None: a third of its trials
     with_start: bool = False  # the configured values are tried too
 
 
@@ -89,12 +88,18 @@ class StageResult:
 
 def halving(axes: Mapping[str, Axis], trials: int, shares: Sequence[float], rounds: Sequence[int]) -> tuple[Stage, ...]:
     """Successive halving (Jamieson & Talwalkar 2016, arXiv:1502.07943), by thirds: many trials on little data, the best on all of it."""
-    stages, left = [], trials
-    for number, (share, length) in enumerate(zip(shares, rounds, strict=True)):
-        is_last, space, attempts = number == len(shares) - 1, axes if number == 0 else {}, left if number == 0 else 0
-        left = 1 if is_last else math.ceil(left / 3)
-        stages.append(Stage(share, length, space, attempts, None, left, with_start=is_last))
-    return tuple(stages)
+    last = len(shares) - 1
+    return tuple(
+        Stage(
+            share,
+            rounds[i],
+            space=axes if i == 0 else {},
+            attempts=trials if i == 0 else 0,
+            keep=1 if i == last else None,
+            with_start=i == last,
+        )
+        for i, share in enumerate(shares)
+    )
 
 
 def metric_score(value: float | None, metric: str) -> float | None:
