@@ -76,6 +76,19 @@ def test_after_half_of_the_trials_the_optimiser_proposes_and_the_best_goes_on_wi
     assert result.verdict == "move algorithm.x from 0.25 to 1"
 
 
+def test_a_rule_that_was_followed_does_not_come_back_between_the_optimisers_moves() -> None:
+    y = "algorithm.y"
+
+    @dataclass(frozen=True)
+    class Always(Never):
+        def judge(self, measured: Measured, point: Point) -> Judgement:
+            return Judgement(0.0, False, "no", ({X: 6.0},))
+
+    stage = Stage(0.01, 3, {**AXIS, y: Range(0.1, 1.0)}, 8, Always())
+    attempts, _ = run([stage], {X: 0.5, y: 0.5}, lambda _: shown(0.5))
+    assert [each.origin for each in attempts] == ["configured", "rule", *["optimiser"] * 6]
+
+
 def test_without_a_rule_the_optimiser_makes_the_first_move() -> None:
     attempts, (result,) = run([Stage(0.01, 3, AXIS, 5, Never(rule=False))], {X: 1.0}, lambda _: shown(0.5))
     assert [each.origin for each in attempts] == ["configured", *["optimiser"] * 4] and len({each.point[X] for each in attempts}) == 5
@@ -155,4 +168,6 @@ def test_proposals_follow_from_the_seed_and_the_trials_alone() -> None:
     first = propose(AXIS, history, 0, 1)
     assert first == propose(AXIS, history, 0, 1)
     assert first != propose(AXIS, history, 1, 1) and first != propose(AXIS, history, 0, 2) and first != propose(AXIS, history[:5], 0, 1)
+    one, two = history[:1], history[:2]  # while it still draws at random
+    assert propose(AXIS, one, 0, 1) != propose(AXIS, two, 0, 1)
     assert propose({X: Choices((1, 2))}, [({X: 1}, 0.0), ({X: 2}, 0.0)], 0, 1) is None

@@ -50,6 +50,14 @@ def test_everyone_keeps_at_least_one_example_and_the_draw_follows_the_seed() -> 
     assert np.array_equal(first.train.indices, again.train.indices) and not np.array_equal(first.train.indices, other.train.indices)
 
 
+def test_the_seed_draws_other_examples_of_the_same_client() -> None:
+    def rows_of(seed: int) -> set[int]:
+        experiment = Experiment(partition=fa.IID(clients=1), run=RunOptions(train_share=0.1, client_test=0.0, seed=seed))
+        return set(share_out(experiment, DIGITS)[0].train[0])
+
+    assert len(rows_of(0)) == len(rows_of(1)) and len(rows_of(0) & rows_of(1)) < 0.5 * len(rows_of(0))
+
+
 def test_all_of_the_data_is_exactly_what_a_run_trains_on() -> None:
     assert np.array_equal(
         shards(1.0).train.indices, share_out(Experiment(fa.DirichletPerClass(alpha=0.3, clients=10)), DIGITS)[0].train.indices
