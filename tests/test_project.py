@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "fedaccord"
 Rule = Callable[[str], list[str]]
 
-HEAVY = {"datasets", "flwr_datasets", "matplotlib", "pandas", "pyarrow", "seaborn", "sklearn"}
+HEAVY = {"datasets", "flwr_datasets", "matplotlib", "optuna", "pandas", "pyarrow", "seaborn", "sklearn"}
 PICKLING = {"_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 
 

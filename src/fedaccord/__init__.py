@@ -30,6 +30,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "aggregation.policy": ("BySize", "Equal"),
     "measures": ("Measures",),
     "report": ("write_report",),
+    "tuning": ("Tuned", "tune"),
 }
 
 

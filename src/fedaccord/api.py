@@ -98,39 +98,28 @@ def run(
 
     Raises ConfigError (2xx), DataError and PartitionError (3xx); a client's bad upload is never an error, it is in `Run.rounds`.
     """
-    for value, kind, name in ((task, Task, "task"), (algorithm, Algorithm, "algorithm"), (local or LocalPlan(), LocalPlan, "local")):
-        if not isinstance(value, kind):
-            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-            remedy = f"Write {value.__name__}()" if isinstance(value, type) else f"Give a fedaccord.{kind.__name__}"
-            raise ConfigError("E202", f"{name} is {given}", "fedaccord.run", remedy)
-    if not hasattr(partition, "split"):
-        raise ConfigError("E202", f"partition is a {type(partition).__name__}", "fedaccord.run", "Give e.g. fedaccord.IID(clients=10)")
-    experiment = Experiment(
+    experiment = experiment_of(
+        task,
+        algorithm,
         partition=partition,
-        algorithm=algorithm,
-        local=local or LocalPlan(),
+        local=local,
         server_optimizer=server_optimizer,
         aggregation=Aggregation(policy or BySize(), local_parts),  # type: ignore[arg-type]
-        devices=devices or Devices(),
+        devices=devices,
         runtime=RuntimeOptions(state=state, debug=debug),  # type: ignore[arg-type]
-        run=RunOptions(
-            rounds=rounds,
-            seed=int(seed) if isinstance(seed, np.integer) else seed,
-            cohort=_sampler(cohort),
-            client_test=client_test,
-            client_validation=client_validation,
-            evaluate_every=evaluate_every,
-            evaluate_clients_every=evaluate_clients_every,
-            checkpoint_every=checkpoint_every,
-            keep_weights=keep_weights,
-            stop_metric=stop_metric,
-            stop_at=stop_at,
-        ),
+        cohort=cohort,
+        rounds=rounds,
+        seed=seed,
+        client_test=client_test,
+        client_validation=client_validation,
+        evaluate_every=evaluate_every,
+        evaluate_clients_every=evaluate_clients_every,
+        checkpoint_every=checkpoint_every,
+        keep_weights=keep_weights,
+        stop_metric=stop_metric,
+        stop_at=stop_at,
         measures=measures,
     )
-    from fedaccord.config import check  # the same ranges and types as for a TOML file
-
-    check(experiment)
     tables = {"task": {"name": task.name}, **plain(experiment)}
     return execute(
         experiment,
@@ -142,6 +131,47 @@ def run(
         resume=resume,
         telemetry=(_Warns(), *(telemetry or ())),
     )
+
+
+def experiment_of(
+    task: Task,
+    algorithm: Algorithm,
+    *,
+    partition: Partitioner,
+    local: LocalPlan | None,
+    server_optimizer: ServerOptimizer | None,
+    aggregation: Aggregation,
+    runtime: RuntimeOptions,
+    devices: Devices | None = None,
+    measures: Measures | None = None,
+    cohort: CohortLike,
+    seed: int,
+    where: str = "fedaccord.run",
+    **options: Any,
+) -> Experiment:
+    """The experiment of a call, held to the same ranges and types as one from a TOML file. options: fields of RunOptions."""
+    for value, kind, name in ((task, Task, "task"), (algorithm, Algorithm, "algorithm"), (local or LocalPlan(), LocalPlan, "local")):
+        if not isinstance(value, kind):
+            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            remedy = f"Write {value.__name__}()" if isinstance(value, type) else f"Give a fedaccord.{kind.__name__}"
+            raise ConfigError("E202", f"{name} is {given}", where, remedy)
+    if not hasattr(partition, "split"):
+        raise ConfigError("E202", f"partition is a {type(partition).__name__}", where, "Give e.g. fedaccord.IID(clients=10)")
+    experiment = Experiment(
+        partition=partition,
+        algorithm=algorithm,
+        local=local or LocalPlan(),
+        server_optimizer=server_optimizer,
+        aggregation=aggregation,
+        devices=devices or Devices(),
+        runtime=runtime,
+        measures=measures,
+        run=RunOptions(seed=int(seed) if isinstance(seed, np.integer) else seed, cohort=_sampler(cohort), **options),
+    )
+    from fedaccord.config import check
+
+    check(experiment)
+    return experiment
 
 
 class _Warns:
@@ -230,7 +260,7 @@ def execute(
 
     tables: the experiment as plain data, for the records; sources: where each value came from.
     """
-    with _one_thread():
+    with one_thread():
         _check_folder(folder, resume)
         prepared = prepare(experiment, task, initial, folder)
         record = Record(
@@ -385,7 +415,7 @@ def _dotted(tables: dict[str, Any], path: str = "") -> Iterator[str]:
             yield name
 
 
-def _one_thread() -> Any:
+def one_thread() -> Any:
     """Local steps are too small for torch's threads, which collapse on a busy machine; restored afterwards."""
     return _Threads() if torch.get_num_threads() > 1 else nullcontext()
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
 from fedaccord.aggregation.guard import Guard
@@ -44,6 +44,7 @@ from fedaccord.tasks.memory import require_memory
 
 Initial = Tensor | np.ndarray | nn.Module | Mapping[str, Tensor] | None
 HeldOut = Annotated[float, Ge(0), Lt(1)]
+TrainShare = Annotated[float, Gt(0), Le(1)]
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class RunOptions:
     cohort: Sampler = field(default_factory=Uniform)
     client_test: HeldOut = 0.1  # share of each client's examples that only measure
     client_validation: HeldOut = 0.0  # share of each client's examples for its own choices (dynamic_sam's probe in warm-up)
+    train_share: TrainShare = 1.0  # share of each client's other examples that trains, stratified, at least one; tuning begins with few
     evaluate_every: PositiveCount = 1  # rounds
     evaluate_clients_every: Count = 0  # rounds; 0: after the last round only
     checkpoint_every: PositiveCount = 10  # rounds
@@ -224,6 +226,8 @@ def share_out(experiment: Experiment, task: Task) -> tuple[Population, Partition
     rest, held_out = partition.holdout(run.client_test, task.labels, stream(seed, "client-test"))
     of_rest = Partition(rest, duplicates=partition.duplicates)
     train, validation = of_rest.holdout(run.client_validation, task.labels, stream(seed, "client-validation"))
+    if run.train_share < 1:
+        train, _ = Partition(train, duplicates=partition.duplicates).holdout(1 - run.train_share, task.labels, stream(seed, "train-share"))
     x = task.train.x if partition.noise is None else _noisy(task.train.x, partition, seed)
     return Population(x, task.train.y, train, validation, held_out, seed), partition
 

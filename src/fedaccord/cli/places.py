@@ -47,6 +47,11 @@ def lay_out(runs: Sequence[Resolved], root: Path, kind: str) -> tuple[Path | Non
     return parent, [Order(each, parent / f"{_variant(each)}_{_new_id(taken)}") for each in runs]
 
 
+def new_folder(run: Resolved, root: Path, kind: str) -> Path:
+    """A folder, not yet made, for something of its own that is done with one experiment."""
+    return root / f"{datetime.date.today().isoformat()}_{_scene(run)}_{_variant(run)}_{kind}_{_new_id(_ids(root))}"
+
+
 def _scene(run: Resolved) -> str:
     """Task and partition: fashion_dir0.1."""
     task = run.task.name.rpartition(":")[2].removeprefix("make_") if ":" in run.task.name else run.task.name.partition("_")[0]

@@ -113,6 +113,38 @@ def describe(config: Config, set: Set = None, json: Json = False, debug: Debug =
     describe_config(config, set or [], json)
 
 
+@app.command()
+def tune(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="The experiment's TOML file.", show_default=False)] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-s",
+            "--set",
+            metavar="KEY=VALUES",
+            help="What to move: algorithm.rho=0.01..0.5 (a range, in the logarithm) or local.lr=0.01,0.03,0.1; one value overrides.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Trials of the first stage. Default: 12; 6 a stage for dynamic_sam's rules.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The tuned TOML. Default: in the tuning's folder.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The validation metric that decides. Default: the task's first.")] = None,
+    shares: Annotated[str, typer.Option("--shares", metavar="A,B,...", help="Share of the training data in each stage.")] = "0.01,0.1,1",
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="A,B,...", help="Rounds of each stage.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="TUNING", help="Go on with an interrupted tuning.")] = None,
+    root: Root = RUNS,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Tune in stages, on 1%, 10% and all of the data; each says pass or what to move. Without --set: dynamic_sam by its own rules."""
+    from fedaccord.cli.tuning import resume_tuning, tune_config
+
+    if resume is not None:
+        return resume_tuning(resume, out, root, json)
+    return tune_config(config, set or [], trials, out, metric, shares, rounds, root, json)
+
+
 @app.command("ls")
 def list_runs(root: Root = RUNS, json: Json = False, debug: Debug = False) -> None:
     """All runs, oldest first."""

@@ -61,6 +61,7 @@ CODES: dict[str, str] = {
     "E501": "the deadline has passed",
     # 6xx: the run is fine and the answer is no
     "E601": "the target was not reached",
+    "E602": "no trial of a tuning could be measured",
     # 7xx: faults of ours
     "E701": "a fault of ours",
 }
