@@ -192,10 +192,9 @@ class NoiseAdaptiveSAM(Algorithm):
         noise = self._noise_of(kept)
         rho = (self.rho_base * (1 + self.b * noise)).clamp(self.rho_min, self.rho_max)
         radii, curved = zero + 1, zero
-        if "Embedding" in layout.kinds:
-            radii = torch.where(layout.where(lambda name, kind: kind == "Embedding").to(sent.w.device), self.embedding_scale, 1.0).to(
-                sent.w
-            )
+        is_embedding = layout.where(lambda name, kind: kind.startswith("Embedding")).to(sent.w.device)
+        if is_embedding.any():
+            radii = torch.where(is_embedding, self.embedding_scale, 1.0).to(sent.w)
         if self.curvature:
             last = _last_linear(layout)
             curved = layout.where(lambda name, kind: name.rpartition(".")[0] == last).to(sent.w)

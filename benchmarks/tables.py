@@ -1,0 +1,156 @@
+"""The tables of docs/results.md, made from benchmarks/results/*.jsonl.
+
+python benchmarks/tables.py            # prints them
+python benchmarks/tables.py --write    # puts them between the marks of docs/results.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import study
+
+from fedaccord.report.statistics import estimate
+
+PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+Line = dict[str, Any]
+
+
+def shown(values: Iterable[float | None], write: Callable[[float], str]) -> str:
+    """Mean and 95% t interval over seeds; how many seeds have none."""
+    given = list(values)
+    known = [value for value in given if value is not None]
+    if not known:
+        return "never" if given else "–"
+    found = estimate(known)
+    interval = "" if found.low is None or found.high is None else f" [{write(found.low)}, {write(found.high)}]"
+    missing = "" if len(known) == len(given) else f" ({len(given) - len(known)} of {len(given)}: none)"
+    assert found.mean is not None
+    return f"{write(found.mean)}{interval}{missing}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def thousands(value: float) -> str:
+    return f"{value / 1000:.0f}k"
+
+
+def by_seed(lines: Iterable[Line], name: str) -> dict[int, float | None]:
+    return {line["seed"]: line[name] for line in lines}
+
+
+def study_table(setting: str) -> str:
+    """One row a method, best first."""
+    done = study.results(setting)
+    finals: dict[str, list[Line]] = {}
+    for line in done.values():
+        if line["role"] == "final":
+            finals.setdefault(line["method"], []).append(line)
+    if not finals:
+        return ""
+    base = by_seed(finals.get("fedavg", []), "last_tenth")
+    head = ("method", "setting", "accuracy", "minus FedAvg", "last", "best", "rounds to target", "gradients to target")
+    head += ("drift", "λ₁", "trace", "SAM gap", "refused")
+    rows = []
+    for method, lines in sorted(finals.items(), key=lambda item: -(study._mean([line["last_tenth"] for line in item[1]]) or 0)):
+        options = ", ".join([f"lr {lines[0]['lr']:g}", *(f"{name} {value:g}" for name, value in lines[0]["options"].items())])
+        pairs = [value - base[seed] for seed, value in by_seed(lines, "last_tenth").items() if value is not None and base.get(seed)]  # type: ignore[operator]
+        measured: Callable[[str], list[float | None]] = lambda name, lines=lines: [line["measures"].get(name) for line in lines]  # type: ignore[misc]
+        rows.append(
+            [
+                method,
+                options,
+                shown((line["last_tenth"] for line in lines), percent),
+                "–" if method == "fedavg" else shown(pairs, points),
+                shown((line["final"] for line in lines), percent),
+                shown((line["best"] for line in lines), percent),
+                shown((line["rounds_to_target"] for line in lines), short),
+                shown((line["gradients_to_target"] for line in lines), thousands),
+                shown((line["drift"] for line in lines), short),
+                shown(measured("eigenvalue"), short),
+                shown(measured("trace"), short),
+                shown(measured("sam_gap"), short),
+                str(sum(line["refused"] for line in lines)),
+            ]
+        )
+    flat = [line["last_tenth"] - line["fifth_ago"] for line in finals.get("fedavg", []) if line["fifth_ago"] is not None]
+    about = study.SETTINGS[setting]
+    text = (
+        f"Target {about.target:.0%}. Gradient evaluations of FedAvg: {thousands(study._mean([line['gradients'] for line in finals['fedavg']]) or 0)}"
+        if base
+        else ""
+    )
+    text += f". FedAvg over its last fifth: {shown(flat, points)} points." if flat else ""
+    return f"### {setting}\n\n{text}\n\n{markdown(head, rows)}\n"
+
+
+def ablation_table(method: str) -> str:
+    """One row a variant, paired with the first one by seed."""
+    path = study.RESULTS / "ablations.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    variants: dict[str, list[Line]] = {}
+    for line in lines:
+        if line["method"] == method:
+            variants.setdefault(line["variant"], []).append(line)
+    if not variants:
+        return ""
+    base = by_seed(variants.get("as chosen", []), "last_tenth")
+    wanted = {
+        "dynamic_sam": ("gamma", "sigma", "tau", "lambda", "rho", "clipped"),
+        "noise_adaptive_sam": ("rho", "noise_used", "norm_mean", "two_pass", "clipped"),
+    }[method]
+    rows = []
+    for name, own in variants.items():
+        pairs = [value - base[seed] for seed, value in by_seed(own, "last_tenth").items() if value is not None and base.get(seed)]  # type: ignore[operator]
+        comparable = name != "as chosen" and not name.startswith(("broken", "text"))
+        cosines = [study._mean(line["pairwise_cosine"]) for line in own]
+        signals = [shown((line["signals"].get(signal) for line in own), short) for signal in wanted]
+        accuracy = shown((line["last_tenth"] for line in own), percent)
+        rows.append([name, accuracy, shown(pairs, points) if comparable else "–", *signals, shown(cosines, short)])
+    return f"### {method}\n\n{markdown(('variant', 'accuracy', 'minus as chosen', *wanted, 'pairwise cosine'), rows)}\n"
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(head)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [names, ["---"] * len(names), *rows])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--write", action="store_true")
+    asked = arguments.parse_args()
+    parts = {
+        "study": "\n".join(table for table in map(study_table, study.SETTINGS) if table),
+        "ablations": "\n".join(table for table in map(ablation_table, ("dynamic_sam", "noise_adaptive_sam")) if table),
+    }
+    if not asked.write:
+        print("\n".join(parts.values()))
+        return
+    page = PAGE.read_text()
+    for name, text in parts.items():
+        page = re.sub(
+            rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)",
+            lambda found, text=text: f"{found[1]}{text}{found[2]}",
+            page,
+            flags=re.DOTALL,
+        )
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
