@@ -50,6 +50,10 @@ def thousands(value: float) -> str:
     return f"{value / 1000:.0f}k"
 
 
+def measured(lines: Iterable[Line], name: str) -> list[float | None]:
+    return [line["measures"].get(name) for line in lines]
+
+
 def by_seed(lines: Iterable[Line], name: str) -> dict[int, float | None]:
     return {line["seed"]: line[name] for line in lines}
 
@@ -70,7 +74,6 @@ def study_table(setting: str) -> str:
     for method, lines in sorted(finals.items(), key=lambda item: -(study._mean([line["last_tenth"] for line in item[1]]) or 0)):
         options = ", ".join([f"lr {lines[0]['lr']:g}", *(f"{name} {value:g}" for name, value in lines[0]["options"].items())])
         pairs = [value - base[seed] for seed, value in by_seed(lines, "last_tenth").items() if value is not None and base.get(seed)]  # type: ignore[operator]
-        measured: Callable[[str], list[float | None]] = lambda name, lines=lines: [line["measures"].get(name) for line in lines]  # type: ignore[misc]
         rows.append(
             [
                 method,
@@ -82,20 +85,20 @@ def study_table(setting: str) -> str:
                 shown((line["rounds_to_target"] for line in lines), short),
                 shown((line["gradients_to_target"] for line in lines), thousands),
                 shown((line["drift"] for line in lines), short),
-                shown(measured("eigenvalue"), short),
-                shown(measured("trace"), short),
-                shown(measured("sam_gap"), short),
+                shown(measured(lines, "eigenvalue"), short),
+                shown(measured(lines, "trace"), short),
+                shown(measured(lines, "sam_gap"), short),
                 str(sum(line["refused"] for line in lines)),
             ]
         )
     flat = [line["last_tenth"] - line["fifth_ago"] for line in finals.get("fedavg", []) if line["fifth_ago"] is not None]
-    about = study.SETTINGS[setting]
-    text = (
-        f"Target {about.target:.0%}. Gradient evaluations of FedAvg: {thousands(study._mean([line['gradients'] for line in finals['fedavg']]) or 0)}"
-        if base
+    budget = study._mean([line["gradients"] for line in finals.get("fedavg", [])])
+    text = f"Target {study.SETTINGS[setting].target:.0%}."
+    text += (
+        f" Gradient evaluations of FedAvg: {thousands(budget)}; over its last fifth it moves by {shown(flat, points)} points."
+        if budget
         else ""
     )
-    text += f". FedAvg over its last fifth: {shown(flat, points)} points." if flat else ""
     return f"### {setting}\n\n{text}\n\n{markdown(head, rows)}\n"
 
 

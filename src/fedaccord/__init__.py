@@ -19,6 +19,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "tasks": None,
     "partition": None,
     "api": ("Run", "run"),
+    "checks": ("LawError", "check_algorithm", "laws"),
     "core.algorithm": ("Algorithm",),
     "core.errors": ("ConfigError", "DataError", "FedaccordError", "PartitionError", "StorageError"),
     "core.local": ("LocalPlan",),

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedaccord as fa
+from fedaccord.checks.trial import make_task, mlp, run_traced
 from fedaccord.core.vector import load_into, vector_of
 
 ROUNDS = 10
@@ -39,12 +40,12 @@ def centralised(task: fa.Task, start: Tensor, batches: Any, lr: float, momentum:
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.9], ids=["sgd", "momentum"])
-def lone(request: pytest.FixtureRequest, trace: Any, mlp_task: fa.Task) -> Any:
+def lone(request: pytest.FixtureRequest) -> Any:
     plan = fa.LocalPlan(lr=0.1, epochs=2, batch_size=7, optimizer=fa.Sgd(request.param))
-    method = Recording()
-    partition = fa.Explicit([list(range(mlp_task.num_examples))])
-    traced = trace(method, mlp_task, partition=partition, cohorts=[[0]] * ROUNDS, rounds=ROUNDS, local=plan)
-    return traced, method.seen[1:], plan, mlp_task  # the first upload is the guard's template
+    method, task = Recording(), make_task(mlp)
+    partition = fa.Explicit([list(range(task.num_examples))])
+    traced = run_traced(method, task, partition=partition, cohorts=[[0]] * ROUNDS, rounds=ROUNDS, local=plan)
+    return traced, method.seen[1:], plan, task  # the first upload is the guard's template
 
 
 def test_local_weights_of_each_round_are_centralised_sgds_to_the_bit(lone: Any) -> None:

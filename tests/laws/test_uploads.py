@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedaccord as fa
 from fedaccord.algorithms import REGISTRY
+from fedaccord.checks.trial import prepare_trial
 from fedaccord.core.errors import CODES, REASONS
 from fedaccord.core.local import upload_template
 from fedaccord.core.reports import ClientReport
@@ -150,13 +151,13 @@ class Scripted:
 
 
 @pytest.fixture(scope="module")
-def prepared(trace: Any) -> dict[str, Any]:
+def prepared() -> dict[str, Any]:
     """Each method's federation, the guard with it, for a small model with batch norm."""
     model = lambda: torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))  # noqa: E731
     x, y = torch.linspace(-1, 1, 120).reshape(20, 6), torch.arange(20) % 3
     task = fa.Task(model=model, loss=torch.nn.functional.cross_entropy, train=(x, y), test=(x, y))
     options: dict[str, Any] = {"partition": fa.IID(clients=5), "rounds": 1, "cohorts": [[]]}
-    return {name: trace(REGISTRY[name](), task, **options).prepared for name in REGISTRY}
+    return {name: prepare_trial(REGISTRY[name](), task, **options) for name in REGISTRY}
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -239,8 +239,9 @@ class DynamicSAM(Algorithm):
         """(gamma [], moving average of the reference gradient's norm [])."""
         norm, before = local.reference.norm(), local.kept.reference_norm
         average = torch.where(before == 0, norm, self.norm_decay * before + (1 - self.norm_decay) * norm)
+        average = torch.where(torch.isfinite(norm), average, before)  # the square of a huge gradient overflows
         by = REFERENCE_NORMS[self.reference_norm](norm, average)
-        scale = torch.where(by > 0, norm / torch.where(by > 0, by, 1.0), 0.0)
+        scale = torch.where(by == norm, 1.0, norm / torch.where(by > 0, by, 1.0)).nan_to_num(posinf=1.0)
         return (cosine(local.final, local.reference) * scale).clamp(-1, 1), average
 
     def update(self, server: Server, cohort: Cohort) -> Server:

@@ -159,6 +159,10 @@ class Sequential:
         self._states.settle({client: state for client, state in self._pending.items() if client in accepted})
         self._pending = {}
 
+    def client_state(self, client: int) -> State | None:
+        """All that a client keeps between rounds, the method's own state first; None where it never had an upload accepted."""
+        return self._states.load(client)
+
     def evaluate(self, w: Tensor, buffers: Buffers, clients: Sequence[int]) -> list[Evaluation]:
         parts = [self._data.examples(self._data.held_out, client) for client in clients]
         if not self._local_buffers:
