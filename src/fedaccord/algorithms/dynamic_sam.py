@@ -27,7 +27,7 @@ from fedaccord.core.algorithm import (
     Upload,
     Work,
 )
-from fedaccord.core.gradient import ahead, cosine, shortened
+from fedaccord.core.gradient import ahead, cosine, mixed, shortened
 from fedaccord.core.reports import ClientReport
 
 NUM_ANGLES = 5
@@ -207,7 +207,7 @@ class DynamicSAM(Algorithm):
         above, g1 = grad.with_loss(ahead(w, g0, local.rho, local.random))
         if self.sharpness != "ascent" and grad.step == local.num_steps - 1:
             local = local._replace(random_rise=grad.with_loss(torch.addcmul(w, local.rho, local.random))[0] - loss)
-        g_sam = torch.lerp(g0, g1, self.mix)
+        g_sam = mixed(g0, g1, self.mix)
         return self._pulled(g_sam, w, sent, local._replace(final=g_sam, rises=local.rises + (above - loss), losses=local.losses + loss))
 
     def _pulled(self, g_sam: Tensor, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:

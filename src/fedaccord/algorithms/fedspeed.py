@@ -12,7 +12,7 @@ from torch import Tensor
 from fedaccord.algorithms.feddyn import FedDyn, Kept, Local, Server
 from fedaccord.core.algorithm import BatchGrad, Cohort, NonNegative, Positive, Share, Upload, Work
 from fedaccord.core.around import Around, Transformed
-from fedaccord.core.gradient import EPS, Grad
+from fedaccord.core.gradient import EPS, Grad, mixed
 
 
 def unit_ascent(gradient: Tensor, rho: float) -> Tensor:
@@ -66,11 +66,11 @@ class FedSpeed(Around):
         return self.inner.direction(Transformed(grad, self._ahead), w, sent, local)
 
     def _ahead(self, grad: Grad) -> Grad:
-        def mixed(w: Tensor) -> Tensor:
+        def ahead(w: Tensor) -> Tensor:
             first = grad(w)
-            return torch.lerp(first, grad(w + ASCENTS[self.ascent](first, self.rho)), self.mix)
+            return mixed(first, grad(w + ASCENTS[self.ascent](first, self.rho)), self.mix)
 
-        return mixed
+        return ahead
 
     def upload(self, w: Tensor, sent: Server, local: Local, work: Work) -> tuple[Upload, Kept]:
         upload, kept = self.inner.upload(w, sent, local, work)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, BatchGrad, Cohort, Device, Effort, NonNegative, RoundStart, Share, Upload, Work
-from fedaccord.core.gradient import EPS
+from fedaccord.core.gradient import EPS, mixed
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.vector import Layout
 
@@ -70,8 +70,8 @@ class Local(NamedTuple):
 
 def layer_norm(gradient: Tensor, layers: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
     """Geometric mean of the layers' gradient norms, layers with a zero gradient left out: one large head does not drown the rest."""
-    squares = [part.square().sum() for part in gradient.split(list(sizes))]
-    norms = torch.stack([torch.stack([squares[i] for i in layer]).sum() for layer in layers]).sqrt()
+    parts = [part.norm() for part in gradient.split(list(sizes))]
+    norms = torch.stack([torch.stack([parts[i] for i in layer]).norm() for layer in layers])
     is_active = norms > 0
     logs = torch.where(is_active, torch.where(is_active, norms, 1.0).log(), 0.0)
     count = is_active.sum()
@@ -218,15 +218,16 @@ class NoiseAdaptiveSAM(Algorithm):
         if grad.step >= local.two_pass_steps:
             return g0, local
         e = MEMORIES[self.ascent_memory](self._ascent(grad, w, g0, local))
-        return torch.lerp(g0, grad(w + e.to(w.device)), self.mix), local
+        return mixed(g0, grad(w + e.to(w.device)), self.mix), local
 
     def _ascent(self, grad: BatchGrad, w: Tensor, g0: Tensor, local: Local) -> Tensor:
         """e [d], of length rho before embeddings are scaled."""
         along = g0 + self.curvature * local.curved * grad.hessian_product(w, g0) if self.curvature else g0
         norm = along.norm()
         is_flat = norm < FLAT
-        e = torch.where(is_flat, local.random, along / norm.clamp(min=FLAT))
-        return local.rho * local.radii * e
+        radius = local.rho * local.radii  # [] or [d]
+        e = torch.where(is_flat, 0.0, radius / norm.clamp(min=FLAT)) * along
+        return torch.addcmul(e, torch.where(is_flat, radius, 0.0), local.random)
 
     def upload(self, w: Tensor, sent: Sent, local: Local, work: Work) -> tuple[Upload, Kept]:
         kept, loss = local.kept, local.losses / work.steps

@@ -100,6 +100,13 @@ def ahead(w: Tensor, v: Tensor, rho: Tensor, otherwise: Tensor, flat: float = EP
     return torch.addcmul(along, torch.where(is_flat, rho, 0.0), otherwise)
 
 
+def mixed(plain: Tensor, perturbed: Tensor, share: float) -> Tensor:
+    """(1 - share) plain + share perturbed, and just one of them where the hyper-parameter `share` says so."""
+    if share in (0.0, 1.0):
+        return perturbed if share else plain
+    return torch.lerp(plain, perturbed, share)
+
+
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine of two vectors [d], however short; 0 where one of them is zero."""
     least = torch.finfo(a.dtype).tiny
