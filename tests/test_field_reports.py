@@ -230,6 +230,23 @@ def test_each_layer_gets_its_own_slice_of_the_vector(name: str, request: pytest.
         assert not torch.equal(pieces[0].flatten()[:10], pieces[2].flatten()[:10])
 
 
+def test_a_method_that_does_not_win_is_reported_with_intervals_and_every_setting(digits: fa.Task, tmp_path: Path) -> None:
+    """Row 16: FedSMOO against FedAvg: an interval at each figure and at the difference; the record names every setting."""
+    options: dict[str, Any] = {"partition": fa.IID(clients=5), "cohort": 2, "rounds": 3, "local": ONE_EPOCH}
+    records = [run(digits, method, seed=seed, **options).record for method in (fa.FedAvg(), fa.FedSMOO()) for seed in range(3)]
+    fa.write_report(records, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "minus FedAvg" in page and "95%" in page
+    used = records[-1].experiment
+    assert used["algorithm"] == {"name": "fedsmoo", **{field.name: field.default for field in dataclasses.fields(fa.FedSMOO)}}
+    assert used["local"]["schedule"] == {"name": "constant"} and {field.name for field in dataclasses.fields(fa.LocalPlan)} - used[
+        "local"
+    ].keys() <= {
+        "clip_norm",
+        "micro_batch",
+    }, "what is left out is off"
+
+
 def test_duals_are_a_mean_over_all_clients_though_one_in_ten_takes_part(digits: fa.Task) -> None:
     """Row 17: one client of ten: w1 - w0 = delta + drift with drift = delta / 10, so drift = (w1 - w0) / 11; active only, it is delta."""
     options: dict[str, Any] = {"cohort": [[4]], "rounds": 1}
