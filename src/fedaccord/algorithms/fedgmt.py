@@ -1,7 +1,6 @@
 """FedGMT (Li et al. 2025, ICML, PMLR 267:35317-35341, algorithm 1).
 
 Reference code read: harrylee999/FL-SAM 2c16149.
-Deviation: the mean model is weighted by the policy, sample counts by default; the code's is uniform.
 Deviation: a single output per example or pixel is read as the logit of two classes, where a softmax over one would be constant.
 """
 

@@ -63,6 +63,9 @@ class GlobalAscent(Around):
         direction, inner = self.inner.direction(Transformed(grad, shifted), w, sent, local.inner)
         return direction, local._replace(inner=inner)
 
+    def beside(self, w: Tensor, sent: State, local: Local) -> Tensor | None:
+        return self.inner.beside(w, sent, local.inner)
+
     def upload(self, w: Tensor, sent: State, local: Local, work: Work) -> tuple[Any, Kept]:
         upload, inner = self.inner.upload(w, sent, local.inner, work)
         return upload, Kept(sent.w, inner)

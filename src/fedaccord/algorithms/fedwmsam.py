@@ -67,7 +67,7 @@ AGREEMENTS: dict[str, Callable[[Tensor], Tensor]] = {"cosine": agreed, "dissent"
 
 @dataclass(frozen=True)
 class FedWMSAM(Around):
-    """SCAFFOLD and momentum, on gradients that momentum's own forecast perturbs: one gradient sees what SAM needs two for.
+    """SCAFFOLD and momentum, on gradients that momentum's own forecast perturbs, so that SAM's first pass is saved.
 
     Delta_i = Delta + alpha / (1 - alpha) (c - c_i), step b along alpha g(w + e) + (1 - alpha) Delta_i, with e of length rho along
     (w_t + b Delta_i) - w, b counted from 0, so e = 0 in a round's first step. Signs: Delta is a mean gradient, every step goes against

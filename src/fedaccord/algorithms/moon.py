@@ -1,6 +1,6 @@
-"""MOON (Li et al. 2021, CVPR, arXiv:2103.16257, eq. 3-4 and algorithm 1).
+"""MOON (Li et al. 2021, CVPR, arXiv:2103.16257, algorithm 1).
 
-Reference code read: none; loss, temperature and weight as the project's specification lists them.
+Reference code read: none.
 Deviation: no projection head is added; z is what the model's own last layer sees.
 """
 
@@ -25,7 +25,7 @@ class Moon(Algorithm):
     """Features z of the local model are drawn to the global model's, z_g, and away from the client's previous model's, z_p.
 
     Objective: the task's loss + mu mean(-log(e^(cos(z, z_g)/tau) / (e^(cos(z, z_g)/tau) + e^(cos(z, z_p)/tau)))). z_g and z_p are
-    constants. In a client's first round z_p = z_g, and the term has no gradient. Each step looks at two more models, forward only.
+    constants. In a client's first round z_p = z_g, and the term has no gradient.
     """
 
     mu: NonNegative = 1.0  # the paper's best lie between 1 and 5
