@@ -15,7 +15,14 @@ from fedaccord.core.algorithm import Algorithm, Cohort
 POPULATION = 7
 MEAN_OF_ALL = {  # method -> (field of the server, field of the client's state)
     fa.Scaffold(): ("control", "control"),
+    fa.FedGamma(): ("control", "control"),
+    fa.FedLESAM_S(): ("control", "inner.control"),
+    fa.FedWMSAM(): ("control", "control"),
     fa.FedDyn(alpha=0.3): ("drift", "drift"),
+    fa.FedSpeed(alpha=0.3): ("drift", "drift"),
+    fa.FedLESAM_D(alpha=0.3): ("drift", "inner.drift"),
+    fa.FedGMT(): ("drift", "drift"),
+    fa.FedGloSS(): ("drift", "drift"),
     fa.FedSMOO(rho=0.05, beta=5.0): ("dual", "dual"),
 }
 

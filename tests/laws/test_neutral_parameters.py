@@ -11,12 +11,28 @@ import fedaccord as fa
 
 OFF = {"lambda_min": 0.0, "lambda_max": 0.0, "rho_min": 0.0, "rho_max": 0.0, "trust": 0.0, "clip_norm": 0.0}
 NEUTRAL = {
+    "fedavgm": fa.FedAvgM(beta=0.0),
     "fedprox": fa.FedProx(mu=0.0),
+    "fedcm": fa.FedCM(alpha=1.0),
+    "moon": fa.Moon(mu=0.0),
     "fedsam": fa.FedSAM(rho=0.0),
+    "fedasam": fa.FedASAM(rho=0.0),
+    "mofedsam": fa.MoFedSAM(rho=0.0, alpha=1.0),
+    "fedlesam": fa.FedLESAM(rho=0.0),
     "dynamic_sam": fa.DynamicSAM(**OFF),  # type: ignore[arg-type]
     "dynamic_sam in warm-up": fa.DynamicSAM(warmup_rounds=99, trust=0.0, clip_norm=0.0),
 }
-NOT_NEUTRAL = {"fedprox": fa.FedProx(mu=0.1), "fedsam": fa.FedSAM(rho=0.01), "dynamic_sam": fa.DynamicSAM(warmup_rounds=0)}
+NOT_NEUTRAL = {
+    "fedavgm": fa.FedAvgM(beta=0.1),
+    "fedprox": fa.FedProx(mu=0.1),
+    "fedcm": fa.FedCM(alpha=0.9),
+    "moon": fa.Moon(mu=0.1),
+    "fedsam": fa.FedSAM(rho=0.01),
+    "fedasam": fa.FedASAM(rho=0.01),
+    "mofedsam": fa.MoFedSAM(rho=0.01, alpha=1.0),
+    "fedlesam": fa.FedLESAM(rho=0.01),
+    "dynamic_sam": fa.DynamicSAM(warmup_rounds=0),
+}
 
 PLANS = {
     "sgd": fa.LocalPlan(lr=0.1, epochs=2, batch_size=4),
@@ -45,6 +61,11 @@ def test_a_neutral_method_is_fedavg_in_every_round_to_the_bit(name: str, plan: s
 @pytest.mark.parametrize("name", NOT_NEUTRAL)
 def test_the_comparison_is_alive(name: str, trace: Any) -> None:
     assert not equal(trace(NOT_NEUTRAL[name]), trace(fa.FedAvg()))
+
+
+@pytest.mark.parametrize("method", [fa.FedBN(), fa.SiloBN()], ids=["fedbn", "silobn"])
+def test_where_there_is_no_batch_norm_nothing_stays_behind(method: fa.Algorithm, trace: Any) -> None:
+    assert equal(trace(method), trace(fa.FedAvg()))
 
 
 def test_scaffolds_first_round_is_fedavgs_to_the_bit_and_its_second_is_not(trace: Any) -> None:
