@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord.core.algorithm import Algorithm, Cohort, RoundStart, Work
-from fedaccord.core.vector import Layout
+from fedaccord.core.local import LocalPlan, Trained, local_training
+from fedaccord.core.vector import FlatModel, Layout
 
 LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
@@ -70,6 +71,30 @@ def train(
     return Outcome(path, upload, kept, points)
 
 
+def train_model(
+    method: Algorithm, model: FlatModel, loss: Any, sent: Any, kept: Any, x: Tensor, y: Tensor, *, lr: float = 0.5, steps: int = 2
+) -> tuple[list[list[float]], Trained]:
+    """(w after each step, what local training returns) of full-batch SGD on a real model: for methods that write the objective."""
+    path: list[list[float]] = []
+    trained = local_training(
+        method,
+        model,
+        loss,
+        LocalPlan(lr=lr),
+        sent,
+        model.initial_buffers,
+        kept,
+        lambda: iter([(x, y)] * steps),
+        round=2,
+        lr=lr,
+        num_steps=steps,
+        validation=None,
+        random_direction=lambda: torch.zeros_like(sent.w),
+        watch=lambda step, direction, w: path.append(w.tolist()),
+    )
+    return path, trained
+
+
 def one_of_four(upload: Any) -> Cohort:
     """A round in which one client of four took part."""
     return Cohort(upload, upload, 1, 4)
@@ -78,6 +103,11 @@ def one_of_four(upload: Any) -> Cohort:
 @pytest.fixture()
 def one_round() -> Callable[..., Outcome]:
     return train
+
+
+@pytest.fixture()
+def round_of_a_model() -> Callable[..., tuple[list[list[float]], Trained]]:
+    return train_model
 
 
 @pytest.fixture()

@@ -9,8 +9,16 @@ import fedaccord as fa
 from fedaccord.core.gradient import CLIP_SCOPES
 from fedaccord.core.server_optimizer import ServerOptimized
 
-PULLED = [fa.FedProx(mu=0.5), fa.FedDyn(alpha=0.5), fa.FedSMOO(beta=2.0), ServerOptimized(fa.FedDyn(alpha=0.5))]
-FREE = [fa.FedAvg(), fa.Scaffold(), fa.FedSAM(), fa.DynamicSAM()]
+PULLED = [
+    fa.FedProx(mu=0.5),
+    fa.FedDyn(alpha=0.5),
+    fa.FedSpeed(alpha=0.5),
+    fa.FedSMOO(beta=2.0),
+    fa.FedLESAM_D(alpha=0.5),
+    fa.FedGloSS(beta=2.0),
+    ServerOptimized(fa.FedDyn(alpha=0.5)),
+]
+FREE = [fa.FedAvg(), fa.Scaffold(), fa.FedSAM(), fa.FedLESAM(), fa.FedLESAM_S(), fa.FedGMT(), fa.FedWMSAM(), fa.DynamicSAM()]
 
 
 @pytest.mark.parametrize("method", PULLED, ids=lambda method: type(method).__name__)

@@ -10,6 +10,22 @@ import fedaccord as fa
 
 PUBLISHED = {
     fa.FedAvg: {},
+    fa.FedAvgM: {"beta": 0.9, "lr": 1.0},
+    fa.FedNova: {},
+    fa.FedCM: {"alpha": 0.1},
+    fa.Moon: {"mu": 1.0, "tau": 0.5},
+    fa.FedASAM: {"rho": 0.7, "eta": 0.2, "scaled": "named_weight"},
+    fa.MoFedSAM: {"rho": 0.1, "alpha": 0.1},
+    fa.FedGamma: {"rho": 0.01},
+    fa.FedSpeed: {"rho": 0.1, "alpha": 0.1, "mix": 1.0, "ascent": "unit", "server_mean": "all"},
+    fa.FedLESAM: {"rho": 0.1},
+    fa.FedLESAM_S: {"rho": 0.1},
+    fa.FedLESAM_D: {"rho": 0.1, "alpha": 0.1},
+    fa.FedGMT: {"alpha": 0.95, "gamma": 1.0, "tau": 3.0, "beta": 10.0},
+    fa.FedGloSS: {"rho": 0.15, "rho_local": 0.15, "beta": 10.0, "rho_initial": 0.001, "warmup_rounds": 0},
+    fa.FedWMSAM: {"rho": 0.01, "alpha": 0.1, "rate": 0.01, "perturbation": "uphill", "agreement": "cosine"},
+    fa.FedBN: {},
+    fa.SiloBN: {},
     fa.FedProx: {"mu": 0.01},
     fa.Scaffold: {},
     fa.FedDyn: {"alpha": 0.1},  # FL-Simulator's lambda

@@ -29,6 +29,15 @@ def test_two_steps_by_hand(one_round: Any, alone: Any, vec: Any) -> None:
     assert (float(after.dual), float(after.w), float(after.s)) == pytest.approx((0.2, 0.2, -0.5))
 
 
+def test_the_exact_s_step_takes_the_last_perturbation_off_the_dual(one_round: Any, alone: Any, vec: Any) -> None:
+    """The steps above: mu_i = -0.3, the last s_hat = 0.5: -0.8 is sent, -0.3 kept, and nothing else changes."""
+    method = FedSMOO(rho=0.5, beta=1.0, s_step="minus_last")
+    server = Server(vec(0.0), vec(0.2), vec(0.3))
+    done = one_round(method, method.broadcast(server), Kept(vec(0.1), vec(0.3)))
+    assert float(done.upload.mu) == pytest.approx(-0.8) and float(done.kept.mu) == pytest.approx(-0.3)
+    assert [w for (w,) in done.path] == pytest.approx([0.9, 0.4])
+
+
 def test_the_perturbation_has_one_length_over_all_weights(one_round: Any, vec: Any) -> None:
     """g = (-4, -4), mu = (-1, 0): d = (-3, -4), |d| = 5, s_hat = rho (-0.6, -0.8)."""
     method = FedSMOO(rho=0.5, beta=1e9)

@@ -1,6 +1,10 @@
 """dynamic_sam: SAM softly pulled to the global model, where each client's own signals set the pull and the radius.
 
 Not FedSMOO, though FedSMOO's full name ("dynamic regularized SAM") is close: no dual variables, nothing but scalars beside the update.
+
+Paper: none, the method is this project's own.
+Reference code read: none.
+Deviation: the factor on a client's weight is ours, exp(-trust lambda_raw); the source's formula is cut off.
 """
 
 from __future__ import annotations

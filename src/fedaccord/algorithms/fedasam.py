@@ -1,4 +1,8 @@
-"""FedASAM (Caldarola et al. 2022, arXiv:2203.11834, eq. 4): FedAvg whose clients take ASAM's gradient."""
+"""FedASAM (Caldarola et al. 2022, ECCV, arXiv:2203.11834, eq. 4): FedAvg whose clients take ASAM's gradient.
+
+Reference code read: debcaldarola/fedsam 64bbf93.
+Deviation: from the paper, as the code: parameters without "weight" in their name take plain SAM (scaled = "all" is the paper's).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""FedAvgM (Hsu et al. 2019, arXiv:1909.06335, §4.3)."""
+"""FedAvgM (Hsu et al. 2019, arXiv:1909.06335, §4.3).
+
+Reference code read: none.
+Deviation: none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""FedCM (Xu et al. 2021, arXiv:2106.10874, algorithm 2)."""
+"""FedCM (Xu et al. 2021, arXiv:2106.10874, algorithm 2).
+
+Reference code read: FL-Simulator 502bec6.
+Deviation: the scale of the momentum is the mean over the round's own clients; FL-Simulator takes the steps of client 0 for everybody's.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,7 @@ class Upload(NamedTuple):
 class FedCM(Algorithm):
     """Each local step goes along alpha gradient + (1 - alpha) momentum, the last round's mean gradient, which the server broadcasts.
 
-    momentum = - mean delta / mean (steps lr). Deviation: the mean over the round's own clients, where the authors' code takes the steps
-    of client 0 for everybody's.
+    momentum = - mean delta / mean (steps lr).
     """
 
     alpha: Annotated[float, Gt(0), Le(1)] = 0.1  # 1 is FedAvg

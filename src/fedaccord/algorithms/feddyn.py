@@ -1,4 +1,8 @@
-"""FedDyn (Acar et al. 2021, arXiv:2111.04263, algorithm 1)."""
+"""FedDyn (Acar et al. 2021, ICLR, arXiv:2111.04263, algorithm 1).
+
+Reference code read: FL-Simulator 502bec6 and the authors' alpemreacar/FedDyn.
+Deviation: from the code, not the paper: alpha is the same for all clients; the authors' code scales it by the client's share of the data.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,10 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
-    """A moving regulariser aligns local and global optima. One gradient a step; traffic d down, d up; client state d.
+    """A moving regulariser aligns local and global optima.
 
     Objective f(w) + alpha <drift_i, w> + alpha/2 |w - w_t|^2. The server adds the mean drift of all clients, absent ones included, to
-    the mean model. Deviation: alpha is the same for all clients, as in the paper; the authors' code scales it by the client's share of
-    the data.
+    the mean model.
     """
 
     alpha: Positive = 0.1

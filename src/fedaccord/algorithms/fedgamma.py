@@ -1,4 +1,8 @@
-"""FedGAMMA (Dai et al. 2023, IEEE TNNLS, doi:10.1109/TNNLS.2023.3304453): SCAFFOLD whose clients take SAM's gradient."""
+"""FedGAMMA (Dai et al. 2023, IEEE TNNLS, doi:10.1109/TNNLS.2023.3304453, algorithm 1): SCAFFOLD whose clients take SAM's gradient.
+
+Reference code read: FL-Simulator 502bec6.
+Deviation: as SCAFFOLD's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""FedNova (Wang et al. 2020, arXiv:2007.07481, eq. 8 and §4)."""
+"""FedNova (Wang et al. 2020, NeurIPS, arXiv:2007.07481, eq. 8 and §4).
+
+Reference code read: none.
+Deviation: p_i are the policy's weights, n_i / n by default.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Upload(NamedTuple):
 class FedNova(Algorithm):
     """Clients that take more steps do not pull harder: w <- w + (sum p_i a_i) (sum p_i delta_i / a_i).
 
-    With equal numbers of steps it is FedAvg. Deviation: none; p_i are the policy's weights (n_i / n by default).
+    With equal numbers of steps it is FedAvg.
     """
 
     def upload(self, w: Tensor, sent: Server, local: State, work: Work) -> tuple[Upload, State]:

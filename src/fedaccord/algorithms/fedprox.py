@@ -1,4 +1,8 @@
-"""FedProx (Li et al. 2020, arXiv:1812.06127, eq. 2)."""
+"""FedProx (Li et al. 2020, MLSys, arXiv:1812.06127, eq. 2).
+
+Reference code read: FL-Simulator 502bec6.
+Deviation: none. (FL-Simulator hides half of the pull in the optimiser's weight decay, outside the clip: `local.clip_scope`.)
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from fedaccord.core.state import State
 
 @dataclass(frozen=True)
 class FedProx(Algorithm):
-    """Each local step is pulled to the global model: objective f(w) + mu/2 |w - w_t|^2. One gradient a step; traffic d down, d up."""
+    """Each local step is pulled to the global model: objective f(w) + mu/2 |w - w_t|^2."""
 
     mu: NonNegative = 0.01
 

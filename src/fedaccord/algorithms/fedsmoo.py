@@ -1,4 +1,8 @@
-"""FedSMOO (Sun et al. 2023, ICML, arXiv:2305.11584, algorithm 1): FedDyn and SAM, each with its own dual variable."""
+"""FedSMOO (Sun et al. 2023, ICML, arXiv:2305.11584, algorithm 1): FedDyn and SAM, each with its own dual variable.
+
+Reference code read: FL-Simulator 502bec6.
+Deviation: as FL-Simulator, the s-step drops the last local perturbation (s_step = "minus_last" is the paper's).
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ S_STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"drop_last": drop_last
 
 @dataclass(frozen=True)
 class FedSMOO(Algorithm):
-    """Clients agree on the model and on the direction in which it is sharp. Two gradients a step; traffic 2d down, 2d up; client state 2d.
+    """Clients agree on the model and on the direction in which it is sharp.
 
     Symbols as in the paper: rho is its r. Order: the ascent sees the data gradient and the perturbation duals; the pull to the global
     model and the model dual are added after it.

@@ -1,4 +1,8 @@
-"""MoFedSAM (Qu et al. 2022, arXiv:2206.02618, algorithm 2): FedCM whose clients take SAM's gradient."""
+"""MoFedSAM (Qu et al. 2022, ICML, arXiv:2206.02618, algorithm 2): FedCM whose clients take SAM's gradient.
+
+Reference code read: FL-Simulator 502bec6.
+Deviation: as FedCM's.
+"""
 
 from __future__ import annotations
 

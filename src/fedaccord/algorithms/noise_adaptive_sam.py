@@ -1,6 +1,11 @@
 """noise_adaptive_sam: SAM whose radius follows the noise of each client's gradients.
 
 Clients with noisy or scarce data look further ahead, clean ones stay near the base radius. Nothing but scalars is added to an upload.
+
+Paper: none, the method is this project's own.
+Reference code read: none.
+Deviation: the source steps with the gradient at w, which is plain SGD (mix = 0); ours is at w + e.
+Deviation: a client's weight falls with s / m, where the source's 1 / (1 + s) depends on the model's scale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""SCAFFOLD, option II (Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1)."""
+"""SCAFFOLD (Karimireddy et al. 2020, ICML, arXiv:1910.06378, algorithm 1, option II).
+
+Reference code read: FL-Simulator 502bec6.
+Deviation: c_i is scaled by the client's own steps at this round's rate; FL-Simulator takes those of client 0 for everybody's.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """Control variates undo client drift. One gradient a step; traffic 2d down, 2d up; client state d.
+    """Control variates undo client drift.
 
     Control variates start at zero, so round 1 is FedAvg. c_i+ = c_i - c + (w_t - w_K) / (a lr), where a lr is the displacement of this
     round's own steps at this round's decayed rate: a = K for plain SGD, more with local momentum. c_i absorbs weight decay and clipping.

@@ -1,4 +1,8 @@
-"""SiloBN (Andreux et al. 2020, arXiv:2008.07424, §3)."""
+"""SiloBN (Andreux et al. 2020, arXiv:2008.07424, §3).
+
+Reference code read: none.
+Deviation: none.
+"""
 
 from __future__ import annotations
 
