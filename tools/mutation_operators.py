@@ -293,7 +293,7 @@ def calls(node: ast.Call) -> Iterator[ast.AST]:
         yield ast.Call(called, [arguments[0], ast.UnaryOp(ast.USub(), arguments[1]), arguments[2]], keywords)
     if name == "lerp":
         yield from arguments[:2]
-    if name == "where":
+    if name == "where" and len(arguments) == 3:
         yield ast.Call(called, [arguments[0], arguments[2], arguments[1]], keywords)
         yield from arguments[1:]
     if name == "norm":

@@ -38,11 +38,17 @@ def test_before_the_first_round_the_model_is_sent_as_it_is(vec: Any) -> None:
     method = FedGloSS(warmup_rounds=4)
     server = method.init_server(vec(3.0, 4.0))
     assert method.broadcast(server).w.tolist() == [3.0, 4.0] and not server.pseudo_gradient.any() and not server.drift.any()
+    assert float(server.rounds) == 0 and float(method.broadcast(server).warmth) == 0
 
 
 def test_the_server_looks_rho_uphill_over_all_weights(vec: Any) -> None:
     server = Server(vec(1.0, 1.0), vec(0.0, 0.0), vec(3.0, -4.0), vec(1.0)[0])
     assert FedGloSS(rho=0.5).broadcast(server).w.tolist() == pytest.approx([1.3, 0.6])
+
+
+def test_a_round_that_hardly_moved_gives_a_short_look_in_its_direction(vec: Any) -> None:
+    server = Server(vec(0.0), vec(0.0), vec(1e-13), vec(1.0)[0])
+    assert 0 < float(FedGloSS(rho=0.5).broadcast(server).w) < 0.5
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(0, 0.1), (1, 0.125), (3, 0.175), (4, 0.2), (9, 0.2)])

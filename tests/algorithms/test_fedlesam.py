@@ -9,7 +9,7 @@ import torch
 
 from fedaccord.algorithms import feddyn, scaffold
 from fedaccord.algorithms.fedlesam import FedLESAM, FedLESAM_D, FedLESAM_S, GlobalAscent, Kept
-from fedaccord.core.algorithm import Cohort
+from fedaccord.core.algorithm import Algorithm, Cohort
 
 
 def test_two_rounds_by_hand(one_round: Any, vec: Any) -> None:
@@ -74,9 +74,30 @@ def test_a_client_that_saw_this_very_model_takes_plain_steps(one_round: Any, vec
     assert done.points[0] == [3.0, 4.0] and all(torch.isfinite(torch.tensor(done.path)).flatten())
 
 
+def test_a_model_that_has_hardly_moved_gives_a_short_perturbation_in_its_direction(one_round: Any, vec: Any) -> None:
+    method = FedLESAM(rho=0.5)
+    done = one_round(method, method.broadcast(method.init_server(vec(0.0))), Kept(vec(1e-13), ()), steps=1)
+    assert 0 < done.points[0][0] < 0.5
+
+
+def test_the_state_of_the_method_inside_goes_from_step_to_step(one_round: Any, vec: Any) -> None:
+    class Counts(Algorithm):
+        def init_client(self, w: Any) -> Any:
+            return (vec(0.0),)
+
+        def direction(self, grad: Any, w: Any, sent: Any, local: Any) -> Any:
+            return grad(w), (local[0] + 1,)
+
+        def upload(self, w: Any, sent: Any, local: Any, work: Any) -> Any:
+            return (), local
+
+    method = GlobalAscent(0.1, Counts())
+    done = one_round(method, method.broadcast(method.init_server(vec(0.0))), method.init_client(vec(0.0)), steps=3)
+    assert done.kept.inner[0].tolist() == [3.0]
+
+
 def test_around_a_method_with_signals_and_a_step_beside_all_its_rules_are_asked(vec: Any) -> None:
     """Any method may be inside: its signals, what it adds beside the optimiser, and its objective see their own state."""
-    from fedaccord.core.algorithm import Algorithm
 
     class Told(Algorithm):
         def init_client(self, w: Any) -> Any:

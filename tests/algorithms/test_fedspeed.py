@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedaccord.algorithms.feddyn import Kept, Server
-from fedaccord.algorithms.fedspeed import FedSpeed
+from fedaccord.algorithms.fedspeed import FedSpeed, unit_ascent
+from fedaccord.core.algorithm import Cohort, Upload
 
 
 def run(one_round: Any, vec: Any, **choices: Any) -> tuple[FedSpeed, Server, Any]:
@@ -49,3 +50,13 @@ def test_over_the_active_clients_the_uploads_carry_the_drifts(one_round: Any, al
     assert float(done.upload.delta) == pytest.approx(-0.375) and float(done.kept.drift) == pytest.approx(-0.0625)
     after = method.update(server, alone(done.upload))
     assert (float(after.w), float(after.drift)) == pytest.approx((-0.375, 0.1))
+
+
+def test_over_the_active_clients_the_model_moves_by_the_weighted_sum(vec: Any) -> None:
+    after = FedSpeed(server_mean="active").update(Server(vec(5.0), vec(0.1)), Cohort(Upload(vec(1.0)), Upload(vec(8.0)), 2, 4))
+    assert float(after.w) == 6.0 and float(after.drift) == pytest.approx(0.1)
+
+
+def test_no_gradient_gives_no_ascent_and_almost_none_a_short_one_in_its_direction(vec: Any) -> None:
+    assert unit_ascent(vec(0.0, 0.0), 0.5).tolist() == [0.0, 0.0]
+    assert 0 < float(unit_ascent(vec(1e-13), 0.5)) < 0.5

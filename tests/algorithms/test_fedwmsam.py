@@ -55,6 +55,17 @@ def test_the_perturbation_points_from_w_to_where_momentum_forecasts_and_has_leng
     assert done.points[1] == pytest.approx([-0.15 + 0.3, -0.2 + 0.4]) and done.points[2] == pytest.approx([0.0, 0.0])
 
 
+def test_the_forecast_is_the_clients_own_corrected_momentum(one_round: Any, vec: Any) -> None:
+    """alpha = 1/2, Delta = (0.6, 0), c - c_i = (0, 0.8): Delta_i = (0.6, 0.8). Flat loss: v = Delta/2 + correction/2 = (0.3, 0.4).
+
+    b = 1 from w = -(0.15, 0.2): Delta_i - w along (0.6, 0.8): e = 0.5 (0.6, 0.8).
+    """
+    zero = vec(0.0, 0.0)
+    server = Server(zero, vec(0.0, 0.8), vec(0.6, 0.0), vec(0.5)[0])
+    done = one_round(FedWMSAM(rho=0.5), server, scaffold.Kept(zero), a=(0.0, 0.0), b=(0.0, 0.0))
+    assert done.path[0] == pytest.approx([-0.15, -0.2]) and done.points[1] == pytest.approx([0.15, 0.2])
+
+
 def test_the_forecast_counts_the_steps(one_round: Any, vec: Any) -> None:
     """A steep loss carries w far off: (w_t + b Delta) - w changes sign only through b.
 

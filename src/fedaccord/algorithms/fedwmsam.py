@@ -87,9 +87,6 @@ class FedWMSAM(Around):
     def init_server(self, w: Tensor) -> Server:
         return Server(w, torch.zeros_like(w), torch.zeros_like(w), w.new_full((), self.alpha))
 
-    def broadcast(self, server: Server) -> Server:
-        return server
-
     def direction(self, grad: BatchGrad, w: Tensor, sent: Server, local: scaffold.Local) -> tuple[Tensor, scaffold.Local]:
         own_momentum = torch.addcmul(sent.momentum, sent.alpha / (1 - sent.alpha), local.correction)
         towards = torch.add(sent.w - w, own_momentum, alpha=grad.step)
