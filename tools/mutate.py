@@ -74,6 +74,9 @@ EQUIVALENT: dict[str, str] = {
     "federation.py::Federation._updated: weighted if weights == equal else weighted_sum(uploads, equal) -> weighted_sum(uploads, equal)": (
         "the same sum once more: the condition saves time"
     ),
+    "algorithms/fedcm.py::FedCM.upload: w -> sent.w (#2)": "new_zeros takes dtype and device alone, the same in both",
+    "algorithms/fednova.py::FedNova.upload: w -> sent.w": "as in FedCM",
+    "algorithms/fedwmsam.py::FedWMSAM.upload: w -> sent.w (#2)": "as in FedCM",
     "core/gradient.py::ahead: norm.clamp(min=flat) -> norm": "where the norm is below `flat` the quotient is not the one that is chosen",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from fedaccord.algorithms.fedcm import FedCM, Server, Upload
 from fedaccord.core.algorithm import Cohort, Work
@@ -34,3 +35,12 @@ def test_model_and_momentum_move_by_the_weighted_sums(vec: Any) -> None:
     weighted, uniform = Upload(vec(2.0), vec(4.0)[0]), Upload(vec(8.0), vec(9.0)[0])
     after = FedCM().update(Server(vec(1.0), vec(0.0)), Cohort(weighted, uniform, 2, 4))
     assert after.w.tolist() == [3.0] and after.momentum.tolist() == [-0.5]
+
+
+def test_before_the_first_round_there_is_no_momentum_and_a_change_is_measured_from_the_model_sent(one_round: Any, vec: Any) -> None:
+    """w = 3, alpha = 1/4, g = w - 1, lr 1/2: v = 0.5, w = 2.75."""
+    method = FedCM(alpha=0.25)
+    server = method.init_server(vec(3.0))
+    done = one_round(method, method.broadcast(server), (), steps=1)
+    assert done.path == [[2.75]] and float(done.upload.delta) == -0.25 and float(server.momentum) == 0
+    assert isinstance(done.upload.displacement, torch.Tensor) and done.upload.displacement.dtype == torch.float64

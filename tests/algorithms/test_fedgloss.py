@@ -39,6 +39,7 @@ def test_before_the_first_round_the_model_is_sent_as_it_is(vec: Any) -> None:
     server = method.init_server(vec(3.0, 4.0))
     assert method.broadcast(server).w.tolist() == [3.0, 4.0] and not server.pseudo_gradient.any() and not server.drift.any()
     assert float(server.rounds) == 0 and float(method.broadcast(server).warmth) == 0
+    assert float(FedGloSS().broadcast(server).warmth) == 1, "no warm-up"
 
 
 def test_the_server_looks_rho_uphill_over_all_weights(vec: Any) -> None:

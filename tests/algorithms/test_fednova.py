@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from fedaccord.algorithms.fednova import FedNova, Upload
 from fedaccord.core.algorithm import Cohort, Server, Work
@@ -41,3 +42,12 @@ def test_under_momentum_the_effective_steps_are_the_papers(vec: Any) -> None:
     work = Work(3, 0.1, Sgd(0.5).effective_steps(3))
     upload, _ = FedNova().upload(vec(8.5), Server(vec(0.0)), (), work)
     assert (float(upload.delta), float(upload.effective_steps)) == pytest.approx((2.0, 4.25))
+
+
+def test_the_change_is_measured_from_the_model_sent_and_added_to_the_servers(one_round: Any, vec: Any) -> None:
+    """w = 3, g = w - 1, lr 1/2: 2, 1.5; d = -1.5/2. The same client alone brings the server from 3 to 1.5."""
+    method = FedNova()
+    server = method.init_server(vec(3.0))
+    done = one_round(method, method.broadcast(server), ())
+    assert float(done.upload.delta) == -0.75 and done.upload.effective_steps.dtype == torch.float64
+    assert method.update(server, Cohort(done.upload, done.upload, 1, 1)).w.tolist() == [1.5]

@@ -58,5 +58,6 @@ def test_over_the_active_clients_the_model_moves_by_the_weighted_sum(vec: Any) -
 
 
 def test_no_gradient_gives_no_ascent_and_almost_none_a_short_one_in_its_direction(vec: Any) -> None:
+    assert unit_ascent(vec(3.0, -4.0), 0.5).tolist() == pytest.approx([0.3, -0.4])
     assert unit_ascent(vec(0.0, 0.0), 0.5).tolist() == [0.0, 0.0]
     assert 0 < float(unit_ascent(vec(1e-13), 0.5)) < 0.5

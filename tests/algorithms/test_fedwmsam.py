@@ -9,7 +9,8 @@ import torch
 
 from fedaccord.algorithms import scaffold
 from fedaccord.algorithms.fedwmsam import FedWMSAM, Server, Upload
-from fedaccord.core.algorithm import Cohort
+from fedaccord.core.algorithm import Cohort, Work
+from fedaccord.core.optimizer import Sgd
 
 
 def run(one_round: Any, vec: Any, **choices: Any) -> tuple[FedWMSAM, Server, Any]:
@@ -55,15 +56,29 @@ def test_the_perturbation_points_from_w_to_where_momentum_forecasts_and_has_leng
     assert done.points[1] == pytest.approx([-0.15 + 0.3, -0.2 + 0.4]) and done.points[2] == pytest.approx([0.0, 0.0])
 
 
-def test_the_forecast_is_the_clients_own_corrected_momentum(one_round: Any, vec: Any) -> None:
-    """alpha = 1/2, Delta = (0.6, 0), c - c_i = (0, 0.8): Delta_i = (0.6, 0.8). Flat loss: v = Delta/2 + correction/2 = (0.3, 0.4).
+def test_the_forecast_is_the_clients_own_corrected_momentum_from_where_the_round_began(one_round: Any, vec: Any) -> None:
+    """alpha = 1/4, Delta = (0.6, 0), c - c_i = (0, 1.2): Delta_i = (0.6, 0.4). g = w - (1, 6), w_t = (1, 2), lr 1/2.
 
-    b = 1 from w = -(0.15, 0.2): Delta_i - w along (0.6, 0.8): e = 0.5 (0.6, 0.8).
+    b = 0: v = 0.25 (0, -4 + 1.2) + 0.75 (0.6, 0) = (0.45, -0.7): w = (0.775, 2.35).
+    b = 1: (w_t - w) + Delta_i = (0.225, -0.35) + (0.6, 0.4) = (0.825, 0.05).
     """
-    zero = vec(0.0, 0.0)
-    server = Server(zero, vec(0.0, 0.8), vec(0.6, 0.0), vec(0.5)[0])
-    done = one_round(FedWMSAM(rho=0.5), server, scaffold.Kept(zero), a=(0.0, 0.0), b=(0.0, 0.0))
-    assert done.path[0] == pytest.approx([-0.15, -0.2]) and done.points[1] == pytest.approx([0.15, 0.2])
+    server = Server(vec(1.0, 2.0), vec(0.0, 1.2), vec(0.6, 0.0), vec(0.25)[0])
+    done = one_round(FedWMSAM(rho=0.5), server, scaffold.Kept(vec(0.0, 0.0)), a=(1.0, 1.0), b=(1.0, 6.0))
+    length = (0.825**2 + 0.05**2) ** 0.5
+    assert done.path[0] == pytest.approx([0.775, 2.35])
+    assert done.points[1] == pytest.approx([0.775 + 0.5 * 0.825 / length, 2.35 + 0.5 * 0.05 / length])
+
+
+def test_a_forecast_of_almost_nothing_gives_a_short_perturbation_in_its_direction(one_round: Any, vec: Any) -> None:
+    server = Server(vec(0.0), vec(0.0), vec(1e-13), vec(0.5)[0])
+    done = one_round(FedWMSAM(rho=0.5), server, scaffold.Kept(vec(0.0)), a=(0.0,), b=(0.0,))
+    assert 0 < done.points[1][0] < 0.5
+
+
+def test_under_local_momentum_the_scale_is_the_displacement_of_unit_gradients(vec: Any) -> None:
+    work = Work(5, 0.1, Sgd(0.9).effective_steps(5))
+    upload, _ = FedWMSAM().upload(vec(1.0), FedWMSAM().init_server(vec(0.0)), scaffold.Local(vec(0.0), vec(0.0)), work)
+    assert float(upload.displacement) == pytest.approx(0.1 * 13.1441)
 
 
 def test_the_forecast_counts_the_steps(one_round: Any, vec: Any) -> None:
@@ -109,5 +124,6 @@ def test_the_first_round_has_no_momentum_to_agree_with(one_round: Any, vec: Any)
     method = FedWMSAM(alpha=0.2)
     server = method.init_server(vec(0.0))
     done = one_round(method, method.broadcast(server), method.init_client(vec(0.0)), steps=1)
+    assert not torch.cat([FedWMSAM().init_server(vec(3.0))[i] for i in (1, 2)]).any() and done.upload.displacement.dtype == torch.float64
     assert float(server.alpha) == pytest.approx(0.2) and float(done.upload.agreement) == 0 and done.path[0] == pytest.approx([0.1])
     assert torch.isfinite(done.upload.delta).all()
