@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedaccord as fa
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import BySize, Equal
 from fedaccord.algorithms import DynamicSAM, FedAvg, FedDyn
+from fedaccord.checks.trial import run_traced
 from fedaccord.core.algorithm import Server, Upload
 from fedaccord.core.errors import ConfigError, UploadError
 from fedaccord.core.local import LocalPlan, upload_template
@@ -303,3 +305,22 @@ def test_a_round_whose_sum_is_not_finite_counts_as_a_round() -> None:
     result, _ = one_round({0: (big, 0.0), 1: (big, 0.0)}, policy=Equal(), algorithm=FedDyn())
     assert result.report.model_kept and result.report.reason == "the aggregate is not finite"
     assert result.state.round == 1
+
+
+def test_reports_speak_of_the_clients_own_move_whatever_the_upload_is() -> None:
+    """FedNova uploads the move over its steps; one client alone moves the global model by its own move, so there is no drift."""
+    options: dict[str, Any] = {"partition": fa.IID(clients=1), "cohort": 1, "rounds": 2, "local": fa.LocalPlan(epochs=3)}
+    run = fa.run(fa.digits(model="softmax"), fa.FedNova(), **options)
+    moved = [float((run.weights(t) - run.weights(t - 1)).norm()) for t in (1, 2)]
+    assert run.clients["update_norm"].tolist() == pytest.approx(moved, rel=1e-4) and run.clients["drift"].max() < 1e-8
+
+
+def test_drift_counts_from_where_the_clients_started() -> None:
+    """FedGloSS sends a perturbed model: from round 2 on clients start rho away from the server's own."""
+    method = fa.FedGloSS(rho=0.5, rho_local=0.0)
+    trace = run_traced(method)
+    sent = method.broadcast(trace.results[0].state.server)
+    assert float((sent.w - trace.results[0].state.server.w).norm()) == pytest.approx(0.5, rel=1e-4)
+    for report in trace.results[1].clients:
+        ended = sent.w + trace.uploads[1][report.client].delta
+        assert report.drift == pytest.approx(float((ended - trace.results[1].state.server.w).square().sum()), rel=1e-4)

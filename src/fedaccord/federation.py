@@ -111,7 +111,7 @@ class Federation:
             counted = []
         self.runtime.settle({answer.client for answer, _ in counted})
 
-        clients, shape = self._client_reports(answers, counted, refusals, summed, state, new)
+        clients, shape = self._client_reports(answers, counted, refusals, summed, sent, new)
         answered = {answer.client for answer in answers}
         absent = tuple(client for client in cohort if client not in answered)
         accepted = [report for report in clients if report.accepted]
@@ -189,13 +189,13 @@ class Federation:
         counted: Sequence[tuple[ClientUpload, float]],
         refusals: dict[int, UploadError | None],
         summed: Cohort | None,
-        old: RunState,
+        sent: State,
         new: RunState,
     ) -> tuple[tuple[ClientReport, ...], _Shape]:
-        deltas = [answer.upload.delta for answer, _ in counted]
+        deltas = [self.algorithm.moved(answer.upload) for answer, _ in counted]
         weights = [weight for _, weight in counted]
-        mean = torch.zeros_like(old.server.w) if summed is None else summed.weighted.delta
-        shape = geometry(deltas, mean, old.server.w, new.server.w)
+        mean = torch.zeros_like(sent.w) if summed is None else summed.weighted.delta
+        shape = geometry(deltas, mean, sent.w, new.server.w)
         place = {answer.client: i for i, (answer, _) in enumerate(counted)}
         reports = []
         for answer in answers:

@@ -19,9 +19,9 @@ class Geometry(NamedTuple):
     pairwise_cosine: float | None  # mean over pairs of the deltas that are not zero; None for fewer than two
 
 
-def geometry(deltas: Sequence[Tensor], mean_delta: Tensor, old_w: Tensor, new_w: Tensor) -> Geometry:
-    """deltas: C vectors [d]; old_w, new_w: the global model before and after the server's step. One pass, O(C d)."""
-    moved = new_w - old_w
+def geometry(deltas: Sequence[Tensor], mean_delta: Tensor, sent_w: Tensor, new_w: Tensor) -> Geometry:
+    """deltas: C vectors [d]; sent_w: where clients started; new_w: the global model after the server's step. One pass, O(C d)."""
+    moved = new_w - sent_w
     norms = [float(delta.norm()) for delta in deltas]
     mean_norm = float(mean_delta.norm())
     cosines = [_cosine(float(delta @ mean_delta), norm * mean_norm) for delta, norm in zip(deltas, norms, strict=True)]

@@ -31,5 +31,8 @@ class FedNova(Algorithm):
         effective = w.new_zeros(()) + work.effective_steps
         return Upload((w - sent.w) / effective, effective), local
 
+    def moved(self, upload: Upload) -> Tensor:
+        return upload.effective_steps * upload.delta
+
     def update(self, server: Server, cohort: Cohort) -> Server:
         return Server(server.w + cohort.weighted.effective_steps * cohort.weighted.delta)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -28,6 +25,7 @@ from fedaccord.checks.trial import (
     with_batch_norm_and_dropout,
 )
 from fedaccord.core.local import LocalPlan
+from fedaccord.core.rng import disturbed_generators, stream
 from fedaccord.core.state import to_arrays
 from fedaccord.partition import Explicit
 from fedaccord.runtime.base import ClientUpload
@@ -48,7 +46,7 @@ def repetition(trial: Trial) -> None:
     options: dict[str, Any] = {"cohorts": None, "client_validation": 0.2}
     alone = run_traced(trial.algorithm, task, **options)
     run_traced(FedAvg(), task, seed=11)
-    with _disturbed_generators():
+    with disturbed_generators():
         again = run_traced(trial.algorithm, task, **options)
     _require_equal(again, alone, "in a second run of the same seed", f"{HIDDEN}; draw random numbers from start.random_direction alone")
 
@@ -173,26 +171,9 @@ def _require_equal(mine: Trace, theirs: Trace, when: str, remedy: str) -> None:
 
 def shuffled(seed: int) -> Arrange:
     """Puts clients, and their answers, into another order each time."""
-    rng = random.Random(seed)
+    rng = stream(seed, "order")
 
     def arrange(items: Sequence[Any]) -> list[Any]:
-        out = list(items)
-        rng.shuffle(out)
-        return out
+        return [items[i] for i in rng.permutation(len(items))]
 
     return arrange
-
-
-@contextmanager
-def _disturbed_generators() -> Iterator[None]:
-    """Inside, every global generator stands somewhere else; afterwards they are as they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.manual_seed(123)
-    np.random.seed(5)
-    random.seed(9)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

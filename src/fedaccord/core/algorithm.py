@@ -181,6 +181,11 @@ class Algorithm:
         """After the last step: what to send (its first field is `delta`), and what to keep if the upload is accepted."""
         return Upload(w - sent.w), local
 
+    def moved(self, upload: Any) -> Tensor:
+        """The client's move w_K - w_t [d] that an upload stands for: what reports call its norm and its drift."""
+        delta: Tensor = upload.delta
+        return delta
+
     def update(self, server: State, cohort: Cohort) -> State:
         """New server state from the accepted uploads."""
         return server._replace(w=server.w + cohort.weighted.delta)

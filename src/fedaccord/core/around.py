@@ -78,6 +78,9 @@ class Around(Algorithm):
     def upload(self, w: Tensor, sent: State, local: State, work: Work) -> tuple[Any, State]:
         return self.inner.upload(w, sent, local, work)
 
+    def moved(self, upload: Any) -> Tensor:
+        return self.inner.moved(upload)
+
     def update(self, server: State, cohort: Cohort) -> State:
         return self.inner.update(server, cohort)
 

@@ -6,6 +6,7 @@ A stream is fixed by its names alone: neither the order of clients, nor another 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,3 +49,18 @@ def layers_draw_from(seed: int, *names: Name) -> Iterator[None]:
 def torch_stream(seed: int, *names: Name) -> torch.Generator:
     """A CPU torch generator for the draws called `names`."""
     return torch.Generator().manual_seed(torch_seed(seed, *names))
+
+
+@contextmanager
+def disturbed_generators() -> Iterator[None]:
+    """Inside, every global generator stands somewhere else; afterwards they are as they were."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(123)
+    np.random.seed(5)
+    random.seed(9)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
