@@ -14,6 +14,8 @@ from fedaccord.algorithms.dynamic_sam import Calibration, DynamicSAM, Kept, Sent
 from fedaccord.core.algorithm import Device, Effort, RoundStart, Work
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.vector import Layout
+from fedaccord.experiment import Aggregation, Experiment, RunOptions, prepare
+from fedaccord.sampling import Uniform
 
 LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
@@ -115,6 +117,23 @@ def test_a_sharpness_below_minus_a_twentieth_takes_the_random_rise() -> None:
 
     rises, random = torch.tensor([-0.06, -0.04, 0.3]), torch.tensor([0.5, 0.5, 0.5])
     assert random_where_negative(rises, random).tolist() == pytest.approx([0.5, -0.04, 0.3])
+
+
+def test_the_random_direction_moves_no_parameter_that_a_client_keeps_to_itself() -> None:
+    """Such a parameter follows the gradient of the step's last pass, which is SAM's, not that of the random look."""
+
+    def own(sharpness: Any) -> Tensor:
+        module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        x, y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+        task = fa.Task(model=module, loss=nn.functional.cross_entropy, train=(x, y), test=(x, y))
+        method, run = DynamicSAM(sharpness=sharpness, warmup_rounds=0, rho_max=1.0), RunOptions(cohort=Uniform(1))
+        aggregation = Aggregation(local_parts="batch_norm")
+        prepared = prepare(Experiment(fa.IID(clients=1), method, aggregation=aggregation, run=run), task, initial=torch.ones(23))
+        prepared.federation.round(prepared.start)
+        runtime: Any = prepared.federation.runtime
+        return runtime.client_state(0).buffers["1.weight"]
+
+    assert torch.equal(own("ascent"), own("random_where_negative"))
 
 
 def test_gamma_may_take_the_usual_length_of_the_reference_gradient(vec: Any) -> None:

@@ -84,6 +84,7 @@ class Local(NamedTuple):
     random_rise: Tensor  # [], L(w + rho u) - L(w) in the last step, u random
     num_steps: int
     is_warm: bool  # warm-up: plain steps
+    has_reference: Tensor | None = None  # [], 1 once `reference` is the mean; None where the first step is sure to make it so
 
 
 def as_measured(rise: Tensor, random_rise: Tensor) -> Tensor:
@@ -178,7 +179,9 @@ class DynamicSAM(Algorithm):
             if start.round <= self.calibration_rounds:
                 kept = kept._replace(calibration=_calibrated(kept.calibration, start.validation, sent.w, gradient, probe[0]))
         random, final = start.random_direction(), torch.zeros_like(sent.w)
-        return Local(kept, strength, rho, random, reference, count, final, zero, zero, probe, zero, start.num_steps, is_warm)
+        has_reference = zero if start.steps_may_fail else None
+        steps = start.num_steps
+        return Local(kept, strength, rho, random, reference, count, final, zero, zero, probe, zero, steps, is_warm, has_reference)
 
     def _rho_max(self, start: RoundStart, sent: Sent, kept: Kept) -> Tensor:
         """This client's largest radius."""
@@ -200,15 +203,23 @@ class DynamicSAM(Algorithm):
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         loss, g0 = grad.with_loss(w)
-        if grad.step == 0:  # w is the global model, so g0 is a reference gradient for free
-            local = local._replace(reference=(local.reference + g0) / local.num_reference)
+        if grad.step == 0 or local.has_reference is not None:
+            local = self._referred(g0, local)
         if local.is_warm:
             return self._pulled(g0, w, sent, local._replace(final=g0))
-        above, g1 = grad.with_loss(ahead(w, g0, local.rho, local.random))
         if self.sharpness != "ascent" and grad.step == local.num_steps - 1:
             local = local._replace(random_rise=grad.with_loss(torch.addcmul(w, local.rho, local.random))[0] - loss)
+        above, g1 = grad.with_loss(ahead(w, g0, local.rho, local.random))  # last: its gradient moves what the client keeps to itself
         g_sam = mixed(g0, g1, self.mix)
         return self._pulled(g_sam, w, sent, local._replace(final=g_sam, rises=local.rises + (above - loss), losses=local.losses + loss))
+
+    def _referred(self, g0: Tensor, local: Local) -> Local:
+        """Before the first step that counts, w is the global model: g0 is a reference gradient for free."""
+        mean = (local.reference + g0) / local.num_reference
+        if local.has_reference is None:
+            return local._replace(reference=mean)
+        reference = torch.where(local.has_reference > 0, local.reference, mean)
+        return local._replace(reference=reference, has_reference=torch.ones_like(local.has_reference))
 
     def _pulled(self, g_sam: Tensor, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         if self.consistency == "coupled":
