@@ -32,6 +32,7 @@ from fedaccord.core.reports import ClientReport
 
 NUM_ANGLES = 5
 UNSTABLE = 0.15  # radians of tau
+INACTIVE = 0.5  # share of the clients whose lambda is at a clip, from which the adaptation is said to do nothing
 TOO_NEGATIVE = -0.05  # a sharpness below this is an artefact of the direction
 
 
@@ -233,7 +234,7 @@ class DynamicSAM(Algorithm):
         kept = local.kept
         rise, loss = local.probe if local.is_warm else torch.stack([local.rises, local.losses]) / work.steps
         rise = SHARPNESS[self.sharpness](rise, local.random_rise)
-        sigma = torch.where(rise < self.noise_floor * loss.abs(), torch.zeros_like(rise), rise)
+        sigma = torch.where(rise >= self.noise_floor * loss.abs(), rise, torch.zeros_like(rise))  # what is not a number is not measured
         gamma, reference_norm = self._consistency(local)
 
         angle = torch.arccos(cosine(local.final, kept.final))
@@ -267,6 +268,18 @@ class DynamicSAM(Algorithm):
         count = server.num_medians + 1
         return server._replace(median_sigma=server.median_sigma + (median - server.median_sigma) / count, num_medians=count)
 
+    def alerts(self, before: Server, after: Server, reports: Sequence[ClientReport], absent: Sequence[int]) -> tuple[str, ...]:
+        """Where most clients' lambda is at a clip, so that their signals change nothing; where no client could be calibrated."""
+        raw = [value for report in reports if (value := report.signals.get("lambda_raw")) is not None]
+        low, high = sum(value <= self.lambda_min for value in raw), sum(value >= self.lambda_max for value in raw)
+        found = []
+        if self.lambda_min < self.lambda_max and low + high > INACTIVE * len(raw):
+            where = f"{low} at lambda_min = {self.lambda_min:g}, {high} at lambda_max = {self.lambda_max:g}"
+            found.append(f"adaptation inactive: lambda is at a clip for {low + high} of {len(raw)} clients ({where})")
+        if reports and reports[0].round == self.calibration_rounds and not float(after.num_medians):
+            found.append("radius calibration measured nothing: all clients keep rho_max; it needs run.client_validation above 0")
+        return tuple(found)
+
     def signals(self, kept: Kept) -> dict[str, Tensor]:
         """gamma, sigma, tau and lambda_raw of this participation; the lambda and rho it used; whether lambda_raw is at a clip (0 or 1).
 
@@ -288,9 +301,16 @@ class DynamicSAM(Algorithm):
         return own | {"sigma_probe": gathered.sigma / gathered.num_sigma.clamp(min=1), "lipschitz": gathered.lipschitz}
 
     def confidence(self, reports: Sequence[ClientReport]) -> Tensor:
-        """exp(-trust lambda_raw): clients whose training went astray count less. Ours: the source's own formula is cut off."""
-        raw = torch.tensor([report.signals.get("lambda_raw") or 0.0 for report in reports], dtype=torch.float64)
-        return torch.exp(-self.trust * raw.clamp(min=0))  # a negative one is a lie: no signal is
+        """exp(-trust lambda_raw), relative to the round's least: clients whose training went astray count less.
+
+        Ours: the source's own formula is cut off. A negative lambda_raw is a lie, since no signal is; who reports none, or one that is
+        no finite number, counts as the worst of the round.
+        """
+        told = [report.signals.get("lambda_raw") for report in reports]
+        known = [max(0.0, value) for value in told if value is not None]
+        least, most = min(known, default=0.0), max(known, default=0.0)
+        raw = torch.tensor([most if value is None else max(0.0, value) for value in told], dtype=torch.float64)
+        return torch.exp(-self.trust * (raw - least))
 
     @property
     def num_reference_batches(self) -> int:
@@ -301,5 +321,7 @@ def _calibrated(own: Calibration, grad: BatchGrad, w: Tensor, gradient: Tensor, 
     """One participation more: the probe's rise, and how fast the gradient changes between the last global model and this one."""
     moved = (w - own.w).norm()
     slope = (gradient - grad(own.w)).norm() / torch.where(moved > 0, moved, 1.0)
-    slope = torch.where((own.seen > 0) & (moved > 0), slope, 0.0)
-    return Calibration(w, torch.ones_like(own.seen), torch.maximum(own.lipschitz, slope), own.sigma + rise.clamp(min=0), own.num_sigma + 1)
+    slope = torch.where((own.seen > 0) & (moved > 0) & torch.isfinite(slope), slope, 0.0)
+    is_known = torch.isfinite(rise)
+    sigma = own.sigma + torch.where(is_known, rise.clamp(min=0), 0.0)
+    return Calibration(w, torch.ones_like(own.seen), torch.maximum(own.lipschitz, slope), sigma, own.num_sigma + is_known)
