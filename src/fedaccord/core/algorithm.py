@@ -191,7 +191,10 @@ class Algorithm:
         return server
 
     def alerts(self, before: State, after: State, reports: Sequence[ClientReport], absent: Sequence[int]) -> tuple[str, ...]:
-        """What an operator should know about this round, in words; `before` and `after` are server states."""
+        """What an operator should know about this round, in words; `before` and `after` are server states.
+
+        An alert begins with words that say its kind, then come a colon or the figures: repeats of a kind are told ever more rarely.
+        """
         return ()
 
     def signals(self, kept: State) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ def local_training(
             bool(losses) and scaler is None and not holds((local, moments), w)
         )  # from the second step on, w is ours if nobody keeps it
         w, moments = optimizer.step(w, direction, moments, lr, w if is_ours else None)
-        own_direction = None
+        own_direction = None  # own parameters follow the gradient of the last pass
         if own_w is not None and grad.own_gradient is not None:
             own_direction = grad.own_gradient + plan.weight_decay * own_w
             own_w, own_moments = optimizer.step(own_w, own_direction, own_moments, lr)
