@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from fedaccord.core.algorithm import (
@@ -20,7 +21,6 @@ from fedaccord.core.algorithm import (
     Device,
     Effort,
     NonNegative,
-    Positive,
     PositiveCount,
     RoundStart,
     Share,
@@ -147,7 +147,7 @@ class DynamicSAM(Algorithm):
     trust: NonNegative = 1.0  # weight of an upload is n exp(-trust raw); 0 is FedAvg's
     weak_epochs: PositiveCount | None = None  # of weak devices (3 is usual); left out: the plan's
     strong_epochs: PositiveCount | None = None  # of the others (8 is usual); left out: the plan's
-    unstable_share: Positive = 1.0  # of the epochs, while a client's tau is above 0.15 radians (0.5 is usual)
+    unstable_share: Annotated[float, Gt(0), Le(1)] = 1.0  # of the epochs, while a client's tau is above 0.15 radians (0.5 is usual)
 
     def init_server(self, w: Tensor) -> Server:
         return Server(w, w.new_zeros(()), w.new_zeros(()))
