@@ -243,7 +243,10 @@ class Run:
         raise ConfigError("E210", f"the weights of round {wanted} were not kept", "Run.weights", "Run with keep_weights=True")
 
     def model(self, round: int | None = None) -> nn.Module:
-        """A new module with the weights of `round`; buffers are those after the last round."""
+        """A new module with the weights of `round`; buffers are those after the last round.
+
+        Parts that stay with the clients (FedBN, SiloBN) are those that every client started from: no client trains this model.
+        """
         return load_into(self.task.build_model(self.record.experiment["run"]["seed"]), self.weights(round), self.final.buffers).eval()
 
     def report(self, path: str | Path, target: float | None = None) -> Path:

@@ -182,7 +182,7 @@ def test_compare_is_paired_and_ends_with_a_table_and_a_report(call: Call, projec
         (read(path).experiment["algorithm"]["name"], read(path).experiment["run"]["seed"]): read(path) for path in find(project / "runs")
     }
     assert set(runs) == {("fedavg", 0), ("fedavg", 1), ("fedsmoo", 0), ("fedsmoo", 1)}
-    assert runs["fedsmoo", 0].experiment["algorithm"] == {"name": "fedsmoo", "rho": 0.05, "beta": 20.0}
+    assert runs["fedsmoo", 0].experiment["algorithm"] == {"name": "fedsmoo", "rho": 0.05, "beta": 20.0, "s_step": "drop_last"}
     for seed in (0, 1):
         one, other = runs["fedavg", seed], runs["fedsmoo", seed]
         assert one.partition["sizes"] == other.partition["sizes"]
