@@ -264,6 +264,14 @@ def test_a_run_that_changes_nothing_says_so_once(caplog: pytest.LogCaptureFixtur
     assert said.startswith("round 1 kept the old model: no usable upload. E101") and "Run.rounds" in said
 
 
+def test_each_kind_of_alert_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="fedaccord"):
+        found = run(with_batch_norm, algorithm=fa.NoiseAdaptiveSAM(rho_base=0.15))
+    assert all(found.rounds.alerts)
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith("round 1, SAM radius at rho_max = 0.15: ") and "Run.rounds.alerts" in said
+
+
 def test_a_run_is_one_line_and_a_report_takes_runs(tmp_path: Path) -> None:
     found = run(with_batch_norm)
     assert repr(found) == "Run(fedavg, finished after round 3 of 3)"

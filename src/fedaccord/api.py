@@ -24,6 +24,7 @@ from fedaccord.aggregation.policy import BySize, Policy
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 from fedaccord.core.local import LocalPlan
+from fedaccord.core.reports import alert_kind
 from fedaccord.core.server_optimizer import ServerOptimizer
 from fedaccord.core.state import num_bytes
 from fedaccord.core.vector import load_into
@@ -175,17 +176,27 @@ def experiment_of(
 
 
 class _Warns:
-    """Says once, through logging, that a round changed nothing: a notebook has no progress line to see it in."""
+    """Says through logging, once each, that a round changed nothing and what a method alerts to: a notebook has no progress line."""
 
     def __init__(self) -> None:
-        self._has_warned = False
+        self._said: set[str] = set()
 
     def emit(self, event: Event) -> None:
-        if event.kind == "round_finished" and event.data["model_kept"] and not self._has_warned:
-            self._has_warned = True
+        if event.kind != "round_finished":
+            return
+        round, log = event.data["round"], logging.getLogger("fedaccord")
+        if event.data["model_kept"] and self._is_new("model kept"):
             first = next((refusal["message"] for refusal in event.data["refused"]), "")
             text = "round %d kept the old model: %s. %s See Run.rounds and Run.clients."
-            logging.getLogger("fedaccord").warning(text, event.data["round"], event.data["reason"], first)
+            log.warning(text, round, event.data["reason"], first)
+        for alert in event.data["alerts"]:
+            if self._is_new(f"alert: {alert_kind(alert)}"):
+                log.warning("round %d, %s. See Run.rounds.alerts.", round, alert)
+
+    def _is_new(self, what: str) -> bool:
+        is_new = what not in self._said
+        self._said.add(what)
+        return is_new
 
 
 @dataclass(repr=False)
@@ -232,7 +243,10 @@ class Run:
         raise ConfigError("E210", f"the weights of round {wanted} were not kept", "Run.weights", "Run with keep_weights=True")
 
     def model(self, round: int | None = None) -> nn.Module:
-        """A new module with the weights of `round`; buffers are those after the last round."""
+        """A new module with the weights of `round`; buffers are those after the last round.
+
+        Parts that stay with the clients (FedBN, SiloBN) are those that every client started from: no client trains this model.
+        """
         return load_into(self.task.build_model(self.record.experiment["run"]["seed"]), self.weights(round), self.final.buffers).eval()
 
     def report(self, path: str | Path, target: float | None = None) -> Path:

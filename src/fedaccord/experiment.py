@@ -71,8 +71,8 @@ class Devices:
 
     weak_share: Share = 0.0  # of the clients, drawn once
     gradients_per_second: Positive | None = None  # of a strong client, mini-batches; left out: unknown
-    weak_speed: Share = 0.25  # of a strong client's
-    deadline: Positive | None = None  # seconds of computing that a round leaves a client
+    weak_speed: Annotated[float, Gt(0), Le(1)] = 0.25  # of a strong client's
+    deadline: Positive | None = None  # seconds of computing that a round leaves a client; needs gradients_per_second
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,16 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     """
     run, seed = experiment.run, experiment.run.seed
     task.check()
+    if experiment.devices.deadline is not None and experiment.devices.gradients_per_second is None:
+        what, remedy = "a deadline says nothing of devices whose speed is unknown", "Give devices.gradients_per_second as well"
+        raise ConfigError("E208", what, "devices.deadline", remedy)
     algorithm = experiment.algorithm
     if experiment.server_optimizer:
         algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
-    local_parts = local_parts_of(experiment)
-    module = task.build_model(seed)
-    model = FlatModel(module, own=batch_norm_parameters(module) if local_parts == "batch_norm" else ())
+    model = flat_model(experiment, task)
     data, partition = share_out(experiment, task)
     w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
-    has_local_buffers = local_parts != "none" and bool(model.initial_buffers)
+    has_local_buffers = local_parts_of(experiment) != "none" and bool(model.initial_buffers)
     like = ClientState(algorithm.init_client(w), buffers if has_local_buffers else {}, _first_moments(experiment.local, model))
     states = _states(experiment, like, len(data), state_folder)
     runtime = Sequential(
@@ -158,6 +159,9 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
         raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
+    if run.stop_at is not None and has_local_buffers:
+        what, remedy = "no global model is measured where clients keep parts of it", "Leave run.stop_at out, or share all parts"
+        raise ConfigError("E208", what, "run.stop_at", remedy)
     if run.stop_at is not None and run.stop_metric not in {"loss", *task.metrics}:
         known = f"The task measures {', '.join(['loss', *task.metrics])}"
         raise ConfigError("E205", f"unknown metric {run.stop_metric!r}", "run.stop_metric", known)
@@ -177,6 +181,12 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
     return Prepared(federation, federation.start(w, buffers), model, data, partition)
+
+
+def flat_model(experiment: Experiment, task: Task) -> FlatModel:
+    """The task's model as this experiment trains it: parts that stay with the clients are no part of its vector."""
+    module = task.build_model(experiment.run.seed)
+    return FlatModel(module, own=batch_norm_parameters(module) if local_parts_of(experiment) == "batch_norm" else ())
 
 
 def local_parts_of(experiment: Experiment) -> LocalParts:
@@ -249,7 +259,8 @@ def _given(initial: Tensor | np.ndarray | nn.Module | Mapping[str, Tensor], mode
     named: Mapping[str, Any] = initial.state_dict() if isinstance(initial, nn.Module) else initial if isinstance(initial, Mapping) else {}
     tensors = {name: torch.as_tensor(value).detach() for name, value in named.items()}
     if named:
-        frozen = {name: p for name, p in model.module.named_parameters() if name not in model.layout.names and name in tensors}
+        trained = {*model.layout.names, *(model.own.names if model.own else ())}
+        frozen = {name: p for name, p in model.module.named_parameters() if name not in trained and name in tensors}
         changed = [name for name, p in frozen.items() if not torch.equal(p, tensors[name])]
         if changed:
             what = f"the frozen parameter {changed[0]!r} is not the model's"

@@ -142,7 +142,7 @@ class Federation:
             pairwise_cosine=finite(shape.pairwise_cosine),
             gradients=_total(answer.report.gradients for answer in answers),
             bytes_up=_total(answer.report.bytes_up for answer in answers),
-            bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(state.buffers)),
+            bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(self.guard.buffers)),  # the buffers that travel
             seconds=time.perf_counter() - started,
             model_kept=reason is not None,
             reason=reason,

@@ -221,6 +221,11 @@ def test_trust_weighs_by_the_exponential_of_raw(vec: Any) -> None:
     assert DynamicSAM().confidence([ClientReport(1, 0, 10), ClientReport(1, 1, 10, signals={"lambda_raw": None})]).tolist() == [1.0, 1.0]
 
 
+def test_who_reports_no_lambda_is_trusted_as_the_worst_of_the_round_and_large_ones_do_not_underflow() -> None:
+    reports = [ClientReport(1, i, 10, signals={"lambda_raw": raw}) for i, raw in enumerate([5000.0, None, 5001.0])]
+    assert DynamicSAM().confidence(reports).tolist() == pytest.approx([1.0, math.exp(-1.0), math.exp(-1.0)])
+
+
 def test_a_client_never_measured_starts_at_gamma_one_and_no_sharpness(vec: Any) -> None:
     state = DynamicSAM().init_client(vec(1.0, 2.0))
     assert (float(state.gamma), float(state.sigma), float(state.tau), float(state.raw)) == (1, 0, 0, 0)

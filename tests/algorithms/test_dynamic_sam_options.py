@@ -14,6 +14,8 @@ from fedaccord.algorithms.dynamic_sam import Calibration, DynamicSAM, Kept, Sent
 from fedaccord.core.algorithm import Device, Effort, RoundStart, Work
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.vector import Layout
+from fedaccord.experiment import Aggregation, Experiment, RunOptions, prepare
+from fedaccord.sampling import Uniform
 
 LAYOUT = Layout.of(nn.Linear(1, 1))  # any
 
@@ -117,6 +119,23 @@ def test_a_sharpness_below_minus_a_twentieth_takes_the_random_rise() -> None:
     assert random_where_negative(rises, random).tolist() == pytest.approx([0.5, -0.04, 0.3])
 
 
+def test_the_random_direction_moves_no_parameter_that_a_client_keeps_to_itself() -> None:
+    """Such a parameter follows the gradient of the step's last pass, which is SAM's, not that of the random look."""
+
+    def own(sharpness: Any) -> Tensor:
+        module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        x, y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+        task = fa.Task(model=module, loss=nn.functional.cross_entropy, train=(x, y), test=(x, y))
+        method, run = DynamicSAM(sharpness=sharpness, warmup_rounds=0, rho_max=1.0), RunOptions(cohort=Uniform(1))
+        aggregation = Aggregation(local_parts="batch_norm")
+        prepared = prepare(Experiment(fa.IID(clients=1), method, aggregation=aggregation, run=run), task, initial=torch.ones(23))
+        prepared.federation.round(prepared.start)
+        runtime: Any = prepared.federation.runtime
+        return runtime.client_state(0).buffers["1.weight"]
+
+    assert torch.equal(own("ascent"), own("random_where_negative"))
+
+
 def test_gamma_may_take_the_usual_length_of_the_reference_gradient(vec: Any) -> None:
     """Reference norms 4, then 1: the average is 0.5 * 4 + 0.5 * 1 = 2.5 with decay 1/2, and gamma = cos * 1 / 2.5; at first it is cos."""
     method = DynamicSAM(reference_norm="moving_average", norm_decay=0.5, warmup_rounds=0, rho_max=0.0, rho_min=0.0)
@@ -185,6 +204,55 @@ def test_in_a_run_calibrated_clients_get_different_radii() -> None:
     late = run.clients[run.clients["round"] == 6]
     assert late["signals_rho"].nunique() == 4 and (late["signals_sigma_probe"] > 0).all() and (late["signals_lipschitz"] > 0).all()
     assert (late["signals_rho"] >= 0.001).all() and (late["signals_rho"] <= 2 / late["signals_lipschitz"] + 1e-6).all()
+
+
+def test_a_probe_that_is_no_number_is_no_measurement(vec: Any) -> None:
+    """One example of NaN loss among those held out must not stay in the client's state, where it would spoil every later round."""
+
+    class NotANumber(Bowl):
+        def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tensor(math.nan, dtype=w.dtype), torch.full_like(w, math.nan)
+
+    method = DynamicSAM(calibration_rounds=10)
+    state = method.init_client(vec(0.0))
+    for round, probe in ((1, Bowl(3.0)), (2, NotANumber(3.0))):
+        at = sent(vec(float(round)))
+        local = begun(method, state, at, round, validation=probe)
+        _, local = method.direction(Bowl(1.0), at.w, at, local)
+        state = method.upload(at.w, at, local, Work(1, 0.1, 1.0))[1]
+    signals = {name: float(value) for name, value in method.signals(state).items()}
+    assert all(math.isfinite(value) for value in signals.values()) and signals["sigma"] == 0
+    assert signals["sigma_probe"] == pytest.approx(1.5 * (1.05**2 - 1)) and float(state.calibration.num_sigma) == 1
+
+
+# What an operator is told
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ([0.0, 0.0, 0.5, 0.1], "3 of 4 clients (2 at lambda_min = 0.01, 1 at lambda_max = 0.3)"),
+        ([0.0, 0.5, 0.1, 0.2], None),  # one half is not most
+        ([0.01, 0.3, 0.1], "2 of 3 clients (1 at lambda_min = 0.01, 1 at lambda_max = 0.3)"),
+        ([None, None, 0.2], None),
+        ([], None),
+    ],
+)
+def test_adaptation_is_called_inactive_where_most_clients_are_at_a_clip(vec: Any, raw: list[float | None], said: str | None) -> None:
+    method = DynamicSAM()
+    server = method.init_server(vec(0.0))
+    reports = [ClientReport(9, i, 5, signals={"lambda_raw": value}) for i, value in enumerate(raw)]
+    alerts = method.alerts(server, server, reports, ())
+    assert alerts == (() if said is None else (f"adaptation inactive: lambda is at a clip for {said}",))
+    assert DynamicSAM(lambda_min=0.1, lambda_max=0.1).alerts(server, server, reports, ()) == (), "a constant lambda is what was asked for"
+
+
+def test_a_calibration_without_held_out_examples_says_so_once() -> None:
+    options: dict[str, Any] = {"partition": fa.IID(clients=3), "cohort": 3, "rounds": 3}
+    method = fa.DynamicSAM(calibration_rounds=2)
+    for share, rounds in ((0.0, [2]), (0.2, [])):
+        run = fa.run(fa.digits(model="softmax"), method, client_validation=share, **options)
+        assert [line["round"] for line in run.record.rounds if any("calibration" in alert for alert in line["alerts"])] == rounds
 
 
 # How much a client does

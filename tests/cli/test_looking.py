@@ -137,6 +137,21 @@ def test_describe_names_empty_single_and_one_class_clients_and_what_to_do(call: 
     assert "rho = 0.05 # file" in told.out
 
 
+def test_describe_counts_what_stays_with_the_clients_as_their_state_and_not_as_a_message(call: Call, project: Path) -> None:
+    text = (
+        (project / "mine.py")
+        .read_text()
+        .replace("nn.Linear(6, hidden), nn.Tanh()", "nn.Linear(6, hidden), nn.BatchNorm1d(hidden), nn.Tanh()")
+    )
+    (project / "normed.py").write_text(text)
+    wanted = ["describe", "experiment.toml", "-s", "task.name=normed:make_task", "-s", "partition={name='iid', clients=6}", "--json"]
+    d, norm, statistics = (6 * 4 + 4) + (4 * 3 + 3), 2 * 4, 2 * 4
+    for method, up, kept in (("fedavg", 4 * (d + norm + statistics) + 8, 0), ("fedbn", 4 * d, 4 * (norm + statistics) + 8)):
+        found = call(*wanted, "-s", f"algorithm={method}").json["measures"]
+        assert (found["message_up_bytes"], found["message_down_bytes"]) == (up, up), method
+        assert found["client_state_bytes"] == 6 * kept, method
+
+
 def test_describe_of_a_wrong_file_is_an_error(call: Call) -> None:
     assert call("describe", "missing.toml").code == 2
     failed = call("describe", "experiment.toml", "-s", "partition=natural_ids", "--json")

@@ -182,7 +182,7 @@ def test_compare_is_paired_and_ends_with_a_table_and_a_report(call: Call, projec
         (read(path).experiment["algorithm"]["name"], read(path).experiment["run"]["seed"]): read(path) for path in find(project / "runs")
     }
     assert set(runs) == {("fedavg", 0), ("fedavg", 1), ("fedsmoo", 0), ("fedsmoo", 1)}
-    assert runs["fedsmoo", 0].experiment["algorithm"] == {"name": "fedsmoo", "rho": 0.05, "beta": 20.0}
+    assert runs["fedsmoo", 0].experiment["algorithm"] == {"name": "fedsmoo", "rho": 0.05, "beta": 20.0, "s_step": "drop_last"}
     for seed in (0, 1):
         one, other = runs["fedavg", seed], runs["fedsmoo", seed]
         assert one.partition["sizes"] == other.partition["sizes"]
@@ -247,6 +247,21 @@ def test_refused_clients_are_told_with_the_reason(call: Call, project: Path) -> 
     assert "W201 client" in done.err and "(2nd time). See: fedaccord show" in done.err and "refused" in done.err
     shown = call("show", done.json["runs"][0]["run_id"])
     assert "refused" in shown.out and "non finite" in shown.out
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_what_a_method_alerts_to_is_told_while_it_runs_and_afterwards(call: Call) -> None:
+    """rho_base at rho_max: every client is at the clip in every one of the three rounds; the first and the second time are told."""
+    done = call("run", "experiment.toml", "-s", "algorithm=noise_adaptive_sam", "-s", "algorithm.rho_base=0.15", "--json")
+    assert done.code == 0, done.err
+    told = [line for line in done.err.splitlines() if line.startswith("W202")]
+    assert [line.partition(",")[0] for line in told] == ["W202 round 1", "W202 round 2"]
+    run_id = done.json["runs"][0]["run_id"]
+    assert "SAM radius at rho_max = 0.15: " in told[0] and told[1].endswith(f"(2nd time). See: fedaccord show {run_id}")
+    assert "alert (SAM radius at rho_max)" in call("log", run_id).out
+    shown = call("show", run_id)
+    assert "alerts\n  3 times, last in round 3: SAM radius at rho_max = 0.15: " in shown.out
+    assert call("show", run_id, "--json").json["alerts"][0]["times"] == 3
 
 
 @pytest.mark.usefixtures("quick_report")

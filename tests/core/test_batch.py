@@ -136,6 +136,25 @@ def test_the_next_step_draws_other_masks(data: tuple[Tensor, Tensor]) -> None:
     assert not torch.equal(*firsts)
 
 
+def test_products_with_the_hessian_see_the_masks_of_their_step(data: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(7)
+    grad, model = grad_of(mlp(nn.Dropout(0.5)), *data, same_masks=True)
+    v = torch.ones_like(model.initial_w)
+    first = grad(model.initial_w)
+    products = [grad.hessian_product(model.initial_w, v) for _ in range(2)]
+    assert torch.equal(*products) and torch.equal(grad(model.initial_w), first)
+
+
+def test_what_a_method_looks_at_beforehand_leaves_the_masks_of_its_steps_alone() -> None:
+    """In warm-up the reference gradient moves nothing but a signal, so two more batches in it move no weight."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    task = fa.Task(model=mlp(nn.Dropout(0.5)), loss=F.cross_entropy, train=(x, torch.arange(60) % 3), test=(x, torch.arange(60) % 3))
+    options: dict[str, Any] = {"partition": fa.IID(clients=2), "cohort": 2, "rounds": 2, "local": fa.LocalPlan(batch_size=10, epochs=1)}
+    runs = [fa.run(task, fa.DynamicSAM(reference_batches=batches, trust=0.0), **options) for batches in (1, 3)]
+    assert torch.equal(runs[0].weights(), runs[1].weights())
+    assert not runs[0].clients["signals_gamma"].equals(runs[1].clients["signals_gamma"])
+
+
 # Half precision
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedaccord.core.reports import ClientReport, Evaluation, finite
+from fedaccord.core.reports import ClientReport, Evaluation, alert_kind, finite
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, 1.0), (None, None), (float("nan"), None), (float("inf"), None), (-float("inf"), None)])
@@ -24,3 +24,16 @@ def test_a_clients_line_is_plain_json_even_where_it_reported_nonsense() -> None:
 def test_an_evaluations_line_carries_round_client_and_the_reason() -> None:
     line = Evaluation(0, None, "no held-out examples").record(4, 9)
     assert line == {"kind": "evaluate", "round": 4, "client": 9, "num_examples": 0, "metrics": None, "reason": "no held-out examples"}
+
+
+@pytest.mark.parametrize(
+    ("alert", "kind"),
+    [
+        ("SAM radius at rho_max = 0.15: 3, 5", "SAM radius at rho_max"),
+        ("adaptation inactive: lambda is at a clip", "adaptation inactive"),
+        ("nobody is left", "nobody is left"),
+        ("17", "alert"),
+    ],
+)
+def test_the_kind_of_an_alert_is_its_words_before_the_figures(alert: str, kind: str) -> None:
+    assert alert_kind(alert) == kind

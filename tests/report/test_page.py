@@ -140,6 +140,16 @@ def test_refusals_absences_and_missing_scores_are_shown_with_their_reasons(repor
     assert "By reason: non_finite" in text
 
 
+def test_alerts_are_counted_by_kind_and_shown_as_they_were_told_last(run: Run, tmp_path: Path) -> None:
+    base = run("fedavg", 0, scores=[0.5, None])
+    alerted = replace(base, rounds=[line | {"alerts": [f"radius jumped to {line['round']}.5"]} for line in base.rounds])
+    paths = write_report([alerted], tmp_path / "r.html")
+    text = Page(paths.html.read_text(encoding="utf-8")).text
+    assert re.search(r"FedAvg\s*0\s*3\s*1, 2, 3\s*radius jumped to 3\.5", text)
+    assert "radius jumped to 2.5" in paths.rounds.read_text(encoding="utf-8")
+    assert "Alerts" not in Page(write_report([base], tmp_path / "r.html").html.read_text(encoding="utf-8")).text
+
+
 def test_settings_are_shown_with_where_they_came_from(run: Run, tmp_path: Path) -> None:
     text = Page(write_report([run("fedavg")], tmp_path / "r.html").html.read_text(encoding="utf-8")).text
     assert re.search(r"local\.lr\s*0\.1\s*FedAvg\s*command line", text)
@@ -148,6 +158,7 @@ def test_settings_are_shown_with_where_they_came_from(run: Run, tmp_path: Path) 
 def hostile_record(run: Run) -> Any:
     base = run("fedavg", 0, scores=[0.5, None], settings={"note": HOSTILE})
     rounds = [line | {"refused": [{"client": HOSTILE, "code": "E101", "reason": "non_finite", "message": HOSTILE}]} for line in base.rounds]
+    rounds = [line | {"alerts": [HOSTILE]} for line in rounds]
     clients = [row | {"client": HOSTILE, "reason": HOSTILE, "signals": {HOSTILE: 0.1}} for row in base.clients]
     partition = base.partition | {"class_names": [HOSTILE, "=cmd|' /C calc'!A0"], "scheme": HOSTILE, "notes": [HOSTILE]}
     return replace(base, rounds=rounds, clients=clients, partition=partition, folder=Path("runs") / HOSTILE.replace("/", "_"))

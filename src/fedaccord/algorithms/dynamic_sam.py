@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from fedaccord.core.algorithm import (
@@ -24,7 +25,6 @@ from fedaccord.core.algorithm import (
     Device,
     Effort,
     NonNegative,
-    Positive,
     PositiveCount,
     RoundStart,
     Share,
@@ -36,6 +36,7 @@ from fedaccord.core.reports import ClientReport
 
 NUM_ANGLES = 5
 UNSTABLE = 0.15  # radians of tau
+INACTIVE = 0.5  # share of the clients whose lambda is at a clip, from which the adaptation is said to do nothing
 TOO_NEGATIVE = -0.05  # a sharpness below this is an artefact of the direction
 
 
@@ -88,6 +89,7 @@ class Local(NamedTuple):
     random_rise: Tensor  # [], L(w + rho u) - L(w) in the last step, u random
     num_steps: int
     is_warm: bool  # warm-up: plain steps
+    has_reference: Tensor | None = None  # [], 1 once `reference` is the mean; None where the first step is sure to make it so
 
 
 def as_measured(rise: Tensor, random_rise: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ class DynamicSAM(Algorithm):
     trust: NonNegative = 1.0  # weight of an upload is n exp(-trust raw); 0 is FedAvg's
     weak_epochs: PositiveCount | None = None  # of weak devices (3 is usual); left out: the plan's
     strong_epochs: PositiveCount | None = None  # of the others (8 is usual); left out: the plan's
-    unstable_share: Positive = 1.0  # of the epochs, while a client's tau is above 0.15 radians (0.5 is usual)
+    unstable_share: Annotated[float, Gt(0), Le(1)] = 1.0  # of the epochs, while a client's tau is above 0.15 radians (0.5 is usual)
 
     def init_server(self, w: Tensor) -> Server:
         return Server(w, w.new_zeros(()), w.new_zeros(()))
@@ -182,7 +184,9 @@ class DynamicSAM(Algorithm):
             if start.round <= self.calibration_rounds:
                 kept = kept._replace(calibration=_calibrated(kept.calibration, start.validation, sent.w, gradient, probe[0]))
         random, final = start.random_direction(), torch.zeros_like(sent.w)
-        return Local(kept, strength, rho, random, reference, count, final, zero, zero, probe, zero, start.num_steps, is_warm)
+        has_reference = zero if start.steps_may_fail else None
+        steps = start.num_steps
+        return Local(kept, strength, rho, random, reference, count, final, zero, zero, probe, zero, steps, is_warm, has_reference)
 
     def _rho_max(self, start: RoundStart, sent: Sent, kept: Kept) -> Tensor:
         """This client's largest radius."""
@@ -204,15 +208,23 @@ class DynamicSAM(Algorithm):
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         loss, g0 = grad.with_loss(w)
-        if grad.step == 0:  # w is the global model, so g0 is a reference gradient for free
-            local = local._replace(reference=(local.reference + g0) / local.num_reference)
+        if grad.step == 0 or local.has_reference is not None:
+            local = self._referred(g0, local)
         if local.is_warm:
             return self._pulled(g0, w, sent, local._replace(final=g0))
-        above, g1 = grad.with_loss(ahead(w, g0, local.rho, local.random))
         if self.sharpness != "ascent" and grad.step == local.num_steps - 1:
             local = local._replace(random_rise=grad.with_loss(torch.addcmul(w, local.rho, local.random))[0] - loss)
+        above, g1 = grad.with_loss(ahead(w, g0, local.rho, local.random))  # last: its gradient moves what the client keeps to itself
         g_sam = mixed(g0, g1, self.mix)
         return self._pulled(g_sam, w, sent, local._replace(final=g_sam, rises=local.rises + (above - loss), losses=local.losses + loss))
+
+    def _referred(self, g0: Tensor, local: Local) -> Local:
+        """Before the first step that counts, w is the global model: g0 is a reference gradient for free."""
+        mean = (local.reference + g0) / local.num_reference
+        if local.has_reference is None:
+            return local._replace(reference=mean)
+        reference = torch.where(local.has_reference > 0, local.reference, mean)
+        return local._replace(reference=reference, has_reference=torch.ones_like(local.has_reference))
 
     def _pulled(self, g_sam: Tensor, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         if self.consistency == "coupled":
@@ -226,7 +238,7 @@ class DynamicSAM(Algorithm):
         kept = local.kept
         rise, loss = local.probe if local.is_warm else torch.stack([local.rises, local.losses]) / work.steps
         rise = SHARPNESS[self.sharpness](rise, local.random_rise)
-        sigma = torch.where(rise < self.noise_floor * loss.abs(), torch.zeros_like(rise), rise)
+        sigma = torch.where(rise >= self.noise_floor * loss.abs(), rise, torch.zeros_like(rise))  # what is not a number is not measured
         gamma, reference_norm = self._consistency(local)
 
         angle = torch.arccos(cosine(local.final, kept.final))
@@ -260,6 +272,18 @@ class DynamicSAM(Algorithm):
         count = server.num_medians + 1
         return server._replace(median_sigma=server.median_sigma + (median - server.median_sigma) / count, num_medians=count)
 
+    def alerts(self, before: Server, after: Server, reports: Sequence[ClientReport], absent: Sequence[int]) -> tuple[str, ...]:
+        """Where most clients' lambda is at a clip, so that their signals change nothing; where no client could be calibrated."""
+        raw = [value for report in reports if (value := report.signals.get("lambda_raw")) is not None]
+        low, high = sum(value <= self.lambda_min for value in raw), sum(value >= self.lambda_max for value in raw)
+        found = []
+        if self.lambda_min < self.lambda_max and low + high > INACTIVE * len(raw):
+            where = f"{low} at lambda_min = {self.lambda_min:g}, {high} at lambda_max = {self.lambda_max:g}"
+            found.append(f"adaptation inactive: lambda is at a clip for {low + high} of {len(raw)} clients ({where})")
+        if reports and reports[0].round == self.calibration_rounds and not float(after.num_medians):
+            found.append("radius calibration measured nothing: all clients keep rho_max; it needs run.client_validation above 0")
+        return tuple(found)
+
     def signals(self, kept: Kept) -> dict[str, Tensor]:
         """gamma, sigma, tau and lambda_raw of this participation; the lambda and rho it used; whether lambda_raw is at a clip (0 or 1).
 
@@ -281,9 +305,16 @@ class DynamicSAM(Algorithm):
         return own | {"sigma_probe": gathered.sigma / gathered.num_sigma.clamp(min=1), "lipschitz": gathered.lipschitz}
 
     def confidence(self, reports: Sequence[ClientReport]) -> Tensor:
-        """exp(-trust lambda_raw): clients whose training went astray count less. Ours: the source's own formula is cut off."""
-        raw = torch.tensor([report.signals.get("lambda_raw") or 0.0 for report in reports], dtype=torch.float64)
-        return torch.exp(-self.trust * raw.clamp(min=0))  # a negative one is a lie: no signal is
+        """exp(-trust lambda_raw), relative to the round's least: clients whose training went astray count less.
+
+        Ours: the source's own formula is cut off. A negative lambda_raw is a lie, since no signal is; who reports none, or one that is
+        no finite number, counts as the worst of the round.
+        """
+        told = [report.signals.get("lambda_raw") for report in reports]
+        known = [max(0.0, value) for value in told if value is not None]
+        least, most = min(known, default=0.0), max(known, default=0.0)
+        raw = torch.tensor([most if value is None else max(0.0, value) for value in told], dtype=torch.float64)
+        return torch.exp(-self.trust * (raw - least))
 
     @property
     def num_reference_batches(self) -> int:
@@ -294,5 +325,7 @@ def _calibrated(own: Calibration, grad: BatchGrad, w: Tensor, gradient: Tensor, 
     """One participation more: the probe's rise, and how fast the gradient changes between the last global model and this one."""
     moved = (w - own.w).norm()
     slope = (gradient - grad(own.w)).norm() / torch.where(moved > 0, moved, 1.0)
-    slope = torch.where((own.seen > 0) & (moved > 0), slope, 0.0)
-    return Calibration(w, torch.ones_like(own.seen), torch.maximum(own.lipschitz, slope), own.sigma + rise.clamp(min=0), own.num_sigma + 1)
+    slope = torch.where((own.seen > 0) & (moved > 0) & torch.isfinite(slope), slope, 0.0)
+    is_known = torch.isfinite(rise)
+    sigma = own.sigma + torch.where(is_known, rise.clamp(min=0), 0.0)
+    return Calibration(w, torch.ones_like(own.seen), torch.maximum(own.lipschitz, slope), sigma, own.num_sigma + is_known)

@@ -44,7 +44,7 @@ class FedASAM(Algorithm):
     scaled: Literal["named_weight", "all"] = "named_weight"
 
     def begin(self, start: RoundStart, sent: State, kept: State) -> Local:
-        return Local(SCALED[self.scaled](start.layout))
+        return Local(SCALED[self.scaled](start.layout).to(sent.w.device))
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: Local) -> tuple[Tensor, Local]:
         return asam(grad, self.rho, self.eta, local.scaled)(w), local

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, BatchGrad, Cohort, Device, Effort, NonNegative, RoundStart, Share, Upload, Work
+from fedaccord.core.errors import ConfigError
 from fedaccord.core.gradient import EPS, mixed
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.vector import Layout
@@ -130,6 +131,27 @@ NOISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"relative": relative, "a
 SERVER_WEIGHTS: dict[str, Callable[[float], float]] = {"size": lambda noise: 1.0, "noise": lambda noise: 1 / (1 + noise)}
 
 
+# Which weights [d] the curvature corrects, by the values of `curved_layers`
+
+
+def last_linear(layout: Layout) -> Tensor:
+    """Those of the last linear layer. E208 where there is none."""
+    layers = zip(reversed(layout.layers()), reversed(layout.kinds), strict=True)
+    last = next((layer for layer, kind in layers if kind == "Linear"), None)
+    if last is None:
+        remedy = "Set algorithm.curved_layers = 'all', or curvature = 0"
+        raise ConfigError("E208", "the model has no linear layer whose curvature could turn the ascent", "algorithm.curvature", remedy)
+    return layout.where(lambda name, kind: name.rpartition(".")[0] == last)
+
+
+def all_layers(layout: Layout) -> Tensor:
+    """All of them."""
+    return layout.where(lambda name, kind: True)
+
+
+CURVED: dict[str, Callable[[Layout], Tensor]] = {"last_linear": last_linear, "all": all_layers}
+
+
 def on_device(perturbation: Tensor) -> Tensor:
     """The perturbation stays where the model is."""
     return perturbation
@@ -162,7 +184,8 @@ class NoiseAdaptiveSAM(Algorithm):
     norm: Literal["layers", "global"] = "layers"
     statistics: Literal["running", "window"] = "running"
     noise: Literal["relative", "absolute"] = "relative"
-    curvature: NonNegative = 0.0  # ascent along g + curvature H g in the last linear layer (0.1 is usual); two gradients more a step
+    curvature: NonNegative = 0.0  # ascent along g + curvature H g in the curved layers (0.1 is usual); two gradients more a step
+    curved_layers: Literal["last_linear", "all"] = "last_linear"
     embedding_scale: NonNegative = 0.1  # factor on the radius of embedding layers
     sam_fraction: Share = 1.0  # share of a round's steps, the first ones, that take the second pass (0.2 is economical)
     sam_budget: Literal["fixed", "auto"] = "fixed"  # auto: 1, 0.2 or 0 for each client, by its noise, its speed and the deadline
@@ -189,7 +212,8 @@ class NoiseAdaptiveSAM(Algorithm):
         steps, speed = epochs * steps_per_epoch, device.gradients_per_second
         if device.deadline is None or not speed:
             return Effort(epochs, wanted)
-        in_time = [share for share in BUDGETS if share <= wanted and steps * (1 + share) / speed <= device.deadline]
+        more = 3 if self.curvature else 1  # gradients that a two-pass step takes beyond a plain one
+        in_time = [share for share in BUDGETS if share <= wanted and steps * (1 + share * more) / speed <= device.deadline]
         return Effort(epochs, max(in_time, default=BUDGETS[-1]))
 
     def begin(self, start: RoundStart, sent: Sent, kept: Kept) -> Local:
@@ -201,8 +225,7 @@ class NoiseAdaptiveSAM(Algorithm):
         if is_embedding.any():
             radii = torch.where(is_embedding, self.embedding_scale, 1.0).to(sent.w)
         if self.curvature:
-            last = _last_linear(layout)
-            curved = layout.where(lambda name, kind: name.rpartition(".")[0] == last).to(sent.w)
+            curved = CURVED[self.curved_layers](layout).to(sent.w)
         random, layers = start.random_direction(), _positions(layout)
         return Local(kept, rho, noise, radii, curved, random, zero, zero, layers, layout.sizes, start.two_pass_steps)
 
@@ -244,11 +267,15 @@ class NoiseAdaptiveSAM(Algorithm):
         return Upload(w - sent.w), Kept(norms, changes, loss, local.rho, local.noise, taken)
 
     def _moved(self, own: Statistics, value: Tensor) -> Statistics:
-        """m <- d m + (1 - d) n;  s <- sqrt(d s^2 + (1 - d) (n - m)^2) with the new m; at first m = n, s = 0."""
+        """m <- d m + (1 - d) n;  s <- sqrt(d s^2 + (1 - d) (n - m)^2) with the new m; at first m = n, s = 0.
+
+        A value that is not finite (the square of a huge gradient overflows) is left out: it would stay in the statistics for good.
+        """
         is_first = own.num == 0
         mean = torch.where(is_first, value, self.decay * own.mean + (1 - self.decay) * value)
         deviation = (self.decay * own.deviation**2 + (1 - self.decay) * (value - mean) ** 2).sqrt()
-        return Statistics(mean, deviation, own.num + 1, torch.cat([own.recent[1:], value[None]]))
+        new = Statistics(mean, deviation, own.num + 1, torch.cat([own.recent[1:], value[None]]))
+        return Statistics(*(torch.where(torch.isfinite(value), after, before) for after, before in zip(new, own, strict=True)))
 
     def update(self, server: Server, cohort: Cohort) -> Server:
         return server._replace(w=server.w + cohort.weighted.delta)
@@ -261,11 +288,13 @@ class NoiseAdaptiveSAM(Algorithm):
         """A jump of the mean radius, who is at the upper clip, whose radius is an outlier or missing, and who was absent."""
         radii, old, new = _radii(reports), float(before.mean_rho), float(after.mean_rho)
         at_clip = [client for client, rho in radii.items() if rho >= self.rho_max * (1 - 1e-6)]
+        missed = f"; absent: {_listed(absent)}" if absent else ""
         found = []
         if old > 0 and new > JUMP * old:
-            found.append(f"the mean SAM radius is {new:.3g}, {new / old:.1f} times the last round's; absent: {_listed(absent)}")
+            wide = _listed([client for client, rho in radii.items() if rho > JUMP * old])
+            found.append(f"the mean SAM radius jumped to {new:.3g}, {new / old:.1f} times the last round's, by {wide}{missed}")
         if at_clip:
-            found.append(f"SAM radius at rho_max = {self.rho_max:g}: {_listed(at_clip)}")
+            found.append(f"SAM radius at rho_max = {self.rho_max:g}: {_listed(at_clip)}{missed}")
         suspicious = [report.client for report, is_odd in zip(reports, _is_odd(reports), strict=True) if is_odd]
         if suspicious:
             found.append(f"SAM radius over twice the round's median, or missing: {_listed(suspicious)}")
@@ -312,8 +341,3 @@ def _positions(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """For each layer the positions of its parameters in the layout."""
     layers = layout.layers()
     return tuple(tuple(i for i, layer in enumerate(layers) if layer == each) for each in dict.fromkeys(layers))
-
-
-def _last_linear(layout: Layout) -> str | None:
-    """The path of the last linear layer; None where there is none."""
-    return next((layer for layer, kind in zip(reversed(layout.layers()), reversed(layout.kinds), strict=True) if kind == "Linear"), None)

@@ -19,7 +19,7 @@ from fedaccord.config import Resolved, checked_section, read_settings, runs_of, 
 from fedaccord.core.local import upload_template
 from fedaccord.core.state import num_bytes
 from fedaccord.core.vector import FlatModel
-from fedaccord.experiment import partition_summary, share_out
+from fedaccord.experiment import flat_model, local_parts_of, partition_summary, share_out
 from fedaccord.partition import Facts, Traits, findings, label_counts
 from fedaccord.partition.examine import readable
 from fedaccord.partition.measures import GradientAngles, feature_shift, gradient_angles, js_distance, label_entropy, mean_of, size_gini
@@ -76,9 +76,9 @@ def describe_config(config: Path, overrides: Sequence[str], as_json: bool) -> No
 
 def examine(resolved: Resolved, task: Task) -> tuple[Facts, dict[str, Any], dict[str, Any]]:
     """(facts for the findings, the figures measured, the partition as partition.json has it)."""
-    experiment, seed = resolved.experiment, resolved.experiment.run.seed
+    experiment = resolved.experiment
     data, partition = share_out(experiment, task)
-    model = FlatModel(task.build_model(seed))
+    model = flat_model(experiment, task)
     drawn = partition_summary(experiment, task, partition)
     traits = _traits(resolved, model)
     angles = gradient_angles(np.stack([each.numpy() for each in _gradients(model, task, data)]), MAX_CLIENTS) if len(data) > 1 else None
@@ -149,13 +149,14 @@ def _gradient(model: FlatModel, task: Task, data: Population, client: int) -> Te
 
 def _measures(facts: Facts, resolved: Resolved, model: FlatModel, angles: GradientAngles | None) -> dict[str, Any]:
     steps = [len(resolved.experiment.local.batches(int(size), np.random.Generator(np.random.PCG64(0)))) for size in np.unique(facts.sizes)]
-    one = num_bytes(model.initial_w)
-    buffers = num_bytes(model.initial_buffers)
+    one, held = num_bytes(model.initial_w), num_bytes(model.initial_buffers)
+    stays = local_parts_of(resolved.experiment) != "none"  # buffers, and own parameters among them: no part of a message
+    buffers, own = (0, held) if stays else (held, 0)
     return {
         "parameters": facts.num_parameters,
         "message_up_bytes": facts.algorithm.upload_vectors * one + buffers,
         "message_down_bytes": facts.algorithm.sent_vectors * one + buffers,
-        "client_state_bytes": facts.algorithm.state_vectors * one * len(facts.sizes),
+        "client_state_bytes": (facts.algorithm.state_vectors * one + own) * len(facts.sizes),
         "steps_a_round_min": min(steps),
         "steps_a_round_max": max(steps),
         "label_entropy_mean": None if facts.label_counts is None else mean_of(label_entropy(facts.label_counts)),

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from fedaccord.cli.output import is_rich, note
-from fedaccord.cli.words import duration, refusal_line, round_line, run_line
+from fedaccord.cli.words import alert_line, duration, refusal_line, round_line, run_line
+from fedaccord.core.reports import alert_kind
 from fedaccord.telemetry import Event
 
 PAUSE = 5.0  # seconds between plain lines of one run, where several go side by side
@@ -28,6 +29,7 @@ class Watched:
     done: int = 0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=10))  # seconds of the last rounds
     refused: dict[int, int] = field(default_factory=dict)  # client -> times
+    alerts: dict[str, int] = field(default_factory=dict)  # kind -> times
     text: str = ""
     told: float = -PAUSE  # when its last plain line was printed
 
@@ -101,6 +103,10 @@ class Progress:
             times = watched.refused[refusal["client"]] = watched.refused.get(refusal["client"], 0) + 1
             if times & (times - 1) == 0:  # the 1st, 2nd, 4th, 8th ... time
                 self.say(refusal_line(watched.run_id, refusal, times))
+        for alert in line.get("alerts") or ():
+            times = watched.alerts[alert_kind(alert)] = watched.alerts.get(alert_kind(alert), 0) + 1
+            if times & (times - 1) == 0:
+                self.say(alert_line(watched.run_id, done, alert, times))
         watched.done = done
         watched.text = round_line(
             line, watched.rounds, watched.left(done), bar=self._is_live, brief=self._is_live and self._several is not None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedaccord.cli.words import SHORT, metric_of, ordinal, reasons, round_line, run_line
 from fedaccord.core.errors import ConfigError
-from fedaccord.core.reports import lower_is_better
+from fedaccord.core.reports import alert_kind, lower_is_better
 from fedaccord.runs import Record, short_id
 
 SHOWN = 5  # rounds, refused clients
@@ -22,7 +22,7 @@ class Story(NamedTuple):
 
 
 def overview(record: Record, state: str) -> Story:
-    """State, verdict, the last rounds, refusals."""
+    """State, verdict, the last rounds, refusals, alerts."""
     assert record.folder is not None
     rounds = int(record.status.get("rounds") or record.experiment["run"]["rounds"])
     refusals = _refusals(record)
@@ -44,6 +44,10 @@ def overview(record: Record, state: str) -> Story:
             lines.append(f"  client {each['client']}  {each['times']} times  {why}  last in round {each['last_round']}")
         lines += [f"  and {len(refusals) - SHOWN} more"] if len(refusals) > SHOWN else []
         lines.append(f"  See: fedaccord show {run_id} --client {refusals[0]['client']}")
+    alerts = _alerts(record)
+    if alerts:
+        lines += ["", "alerts"]
+        lines += [f"  {each['times']} times, last in round {each['last_round']}: {each['last']}" for each in alerts]
     if state in ("stopped", "interrupted", "failed"):
         lines += ["", f"Resume: fedaccord resume {record.folder}"]
     data = {
@@ -56,6 +60,7 @@ def overview(record: Record, state: str) -> Story:
         "verdict": verdict,
         "last_rounds": record.rounds[-SHOWN:],
         "refusals": refusals,
+        "alerts": alerts,
         "experiment": record.experiment,
         "sources": record.sources,
         "partition": {key: value for key, value in record.partition.items() if key not in ("sizes", "label_counts")},
@@ -104,6 +109,16 @@ def _refusals(record: Record) -> list[dict[str, Any]]:
                 "last_round": line["round"],
             }
     return sorted(found.values(), key=lambda each: (-each["times"], each["client"]))
+
+
+def _alerts(record: Record) -> list[dict[str, Any]]:
+    """One entry a kind, the most frequent first."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in record.rounds:
+        for alert in line.get("alerts") or ():
+            entry = found.setdefault(alert_kind(alert), {"kind": alert_kind(alert), "times": 0})
+            entry |= {"times": entry["times"] + 1, "last_round": line["round"], "last": alert}
+    return sorted(found.values(), key=lambda each: -each["times"])
 
 
 def client_story(record: Record, client: int) -> Story:

@@ -137,7 +137,7 @@ class Shown(Watcher):
     def round(self, result: RoundResult) -> None:
         line, _ = lines_of(result.report, (), ())
         if is_rich(sys.stderr):
-            self._progress.emit("trial", Event("round_finished", {**line, "refused": []}))
+            self._progress.emit("trial", Event("round_finished", {**line, "refused": [], "alerts": []}))
         elif time.monotonic() - self._told >= PAUSE:
             self._told = time.monotonic()
             self._progress.say(f"    {round_line(line, self._stages[self._opened - 1].rounds)}")

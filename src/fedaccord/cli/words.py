@@ -1,10 +1,11 @@
-"""How a run, a round and a refusal read in one line."""
+"""How a run, a round, a refusal and an alert read in one line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedaccord.core.reports import alert_kind
 from fedaccord.partition.examine import readable
 
 SHORT = {"accuracy": "acc"}
@@ -58,6 +59,8 @@ def round_line(line: Mapping[str, Any], rounds: int, seconds_left: float | None 
         parts.append(f"absent {len(line['absent'])}")
     if line["refused"]:
         parts.append(f"refused {len(line['refused'])} ({reasons(line['refused'])})")
+    if line.get("alerts"):
+        parts.append(f"alert ({', '.join(dict.fromkeys(map(alert_kind, line['alerts'])))})")
     if line.get("model_kept"):
         parts.append(f"model kept: {line.get('reason')}")
     return "  ".join([*parts, f"up {readable(line['bytes_up'])}", duration(line["seconds"]), *eta])
@@ -74,6 +77,12 @@ def refusal_line(run_id: str, refusal: Mapping[str, Any], times: int) -> str:
     what = str(refusal["message"]).removeprefix(f"{code} ").partition(". ")[0].rstrip(".")
     often = "" if times == 1 else f" ({ordinal(times)} time)"
     return f"W201 client {client} refused: {what}{often}. See: fedaccord show {run_id} --client {client}"
+
+
+def alert_line(run_id: str, round: int, alert: str, times: int) -> str:
+    """``W202 round 4, adaptation inactive: lambda at a clip for 4 of 5 clients (2nd time). See: fedaccord show 7f3a``."""
+    often = "" if times == 1 else f" ({ordinal(times)} time)"
+    return f"W202 round {round}, {alert.rstrip('.')}{often}. See: fedaccord show {run_id}"
 
 
 def ordinal(number: int) -> str:

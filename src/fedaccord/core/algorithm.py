@@ -90,10 +90,11 @@ class RoundStart(NamedTuple):
     layout: Layout  # which weights of w [d] belong to which parameter
     num_steps: int  # of this client in this round
     two_pass_share: float  # of the steps, as `effort` said
+    steps_may_fail: bool = False  # float16: what an overflowing step has done, its `local` too, is taken back, and step 1 is then the first
 
     @property
     def two_pass_steps(self) -> int:
-        """How many steps, the first ones, may take a second pass."""
+        """How many steps, the first ones, may take a second pass. Like `num_steps`, the same for clients that are vectorised together."""
         return round(self.two_pass_share * self.num_steps)
 
 
@@ -115,7 +116,7 @@ class Effort(NamedTuple):
 class Work(NamedTuple):
     """Local work that a client has done in this round."""
 
-    steps: float | Tensor  # local steps taken
+    steps: float | Tensor  # local steps that counted
     lr: float  # local learning rate of this round, after decay
     effective_steps: float | Tensor  # displacement of `steps` unit gradients, in units of lr: `steps` for plain SGD, more with momentum
 
@@ -195,7 +196,10 @@ class Algorithm:
         return server
 
     def alerts(self, before: State, after: State, reports: Sequence[ClientReport], absent: Sequence[int]) -> tuple[str, ...]:
-        """What an operator should know about this round, in words; `before` and `after` are server states."""
+        """What an operator should know about this round, in words; `before` and `after` are server states.
+
+        An alert begins with words that say its kind, then come a colon or the figures: repeats of a kind are told ever more rarely.
+        """
         return ()
 
     def signals(self, kept: State) -> dict[str, Tensor]:

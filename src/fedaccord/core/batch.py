@@ -94,6 +94,8 @@ class ObjectiveGrad:
 
     def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
         total = torch.zeros_like(w)
+        if self._numerics.same_masks:
+            self._masks = _same_masks(self._masks)
         for share, objective in self._parts:
             leaf = w.detach().requires_grad_()
             with computing_in(self._numerics.precision, w):
@@ -107,7 +109,7 @@ class ObjectiveGrad:
 
     def _evaluated(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [], gradient [d]), summed over the parts."""
-        buffers = self._moving if self.passes == 0 and self._moving is not None else self._resting_copy()
+        buffers = self._moving if self.first_loss is None and self._moving is not None else self._resting_copy()
         if self._numerics.same_masks:
             self._masks = _same_masks(self._masks)
         (share, objective), *others = self._parts

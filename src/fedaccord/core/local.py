@@ -104,28 +104,37 @@ def local_training(
     buffers = {name: b.clone() for name, b in buffers.items()}
     optimizer, scaler = plan.optimizer, first_scaler(sent.w) if plan.precision == "float16" else None
     numerics = Numerics(plan.clip_norm if plan.clip_scope == "data_gradient" else None, plan.precision, plan.same_masks, model.own)
+    # What `begin` looks at has no second chance to be scaled less, so it is never in float16.
+    exact = numerics if scaler is None else numerics._replace(precision="float32")
 
     def grad_of(example: Examples, local: State, moving: Buffers | None, step: int = 0) -> ObjectiveGrad:
         def objective_of(part: Examples) -> Callable[[Buffers], Objective]:
             return lambda own: algorithm.objective(BoundBatch(model, loss, own, *part), sent, local)
 
         parts = [(share, objective_of(part)) for share, part in micro_batches(example, plan.micro_batch)]
-        scale = None if scaler is None else scaler.scale
-        return ObjectiveGrad(parts, moving, first_buffers if moving is None else moving, numerics, step, scale)
+        if moving is None:
+            return ObjectiveGrad(parts, None, first_buffers, exact, step)
+        return ObjectiveGrad(parts, moving, moving, numerics, step, None if scaler is None else scaler.scale)
 
     more = algorithm.num_reference_batches - 1
     reference = [grad_of(example, kept, None) for example in islice(batches(), 1, 1 + more)] if more else []
     held_out = None if validation is None else grad_of(validation, kept, None)
-    start = RoundStart(round, lr, reference, held_out, random_direction, model.layout, num_steps, two_pass_share)
+    start = RoundStart(
+        round, lr, reference, held_out, random_direction, model.layout, num_steps, two_pass_share, steps_may_fail=scaler is not None
+    )
+    drawn_from = torch.get_rng_state() if reference or held_out else None
     local = algorithm.begin(start, sent, kept)
+    if drawn_from is not None:  # what a method looks at beforehand does not change the steps' dropout
+        torch.set_rng_state(drawn_from)
     gradients = sum(grad.passes for grad in [*reference, *([held_out] if held_out else [])])
 
     w, own_w = sent.w, model.own.flatten(buffers) if model.own else None
     moments, own_moments = moments or (optimizer.init(w), () if own_w is None else optimizer.init(own_w))
     losses: list[Tensor] = []
+    num_counted = sent.w.new_zeros(())
     for example in batches():
+        before = None if scaler is None else (w, moments, local, own_w, own_moments, {name: b.clone() for name, b in buffers.items()})
         grad = grad_of(example, local, buffers, len(losses))
-        before = (w, moments, local)
         direction, local = algorithm.direction(grad, w, sent, local)
         if plan.clip_norm:
             direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
@@ -137,24 +146,39 @@ def local_training(
             bool(losses) and scaler is None and not holds((local, moments), w)
         )  # from the second step on, w is ours if nobody keeps it
         w, moments = optimizer.step(w, direction, moments, lr, w if is_ours else None)
+        own_direction = None  # own parameters follow the gradient of the last pass
+        if own_w is not None and grad.own_gradient is not None:
+            own_direction = grad.own_gradient + plan.weight_decay * own_w
+            own_w, own_moments = optimizer.step(own_w, own_direction, own_moments, lr)
         if scaler is not None:  # an overflow of float16: the step does not count, and the next one is scaled less
             is_finite = torch.isfinite(direction).all()
-            w, moments, local = where_state(is_finite, (w, moments, local), before)
+            if own_direction is not None:
+                is_finite = is_finite & torch.isfinite(own_direction).all()
+            w, moments, local, own_w, own_moments, buffers = where_state(
+                is_finite, (w, moments, local, own_w, own_moments, buffers), before
+            )
             direction, scaler = torch.where(is_finite, direction, 0.0), next_scaler(scaler, is_finite)
-        if model.own and own_w is not None and grad.own_gradient is not None:
-            own_direction = grad.own_gradient + plan.weight_decay * own_w
-            own_before = (own_w, own_moments)
-            own_w, own_moments = optimizer.step(own_w, own_direction, own_moments, lr)
-            if scaler is not None:
-                own_w, own_moments = where_state(torch.isfinite(own_direction).all(), (own_w, own_moments), own_before)
+            num_counted = num_counted + is_finite
+        if model.own and own_w is not None:
             buffers |= model.own.unflatten(own_w)
         gradients += grad.passes
         losses.append(w.new_zeros(()) if grad.first_loss is None else grad.first_loss)
         if watch:
             watch(len(losses), direction, w)
     steps = len(losses)
-    upload, kept = algorithm.upload(w, sent, local, Work(steps, lr, optimizer.effective_steps(steps)))
+    work = Work(steps, lr, optimizer.effective_steps(steps))
+    if scaler is not None:
+        work = _work_that_counted(optimizer, steps, num_counted, lr)
+        w = torch.where(num_counted > 0, w, torch.nan)  # a round without a step is no answer: the guard refuses it
+    upload, kept = algorithm.upload(w, sent, local, work)
     return Trained(upload, kept, buffers, (moments, own_moments), torch.stack(losses) if losses else w.new_zeros(0), gradients)
+
+
+def _work_that_counted(optimizer: LocalOptimizer, steps: int, num_counted: Tensor, lr: float) -> Work:
+    """The work of `num_counted` [] of the steps, at least of one."""
+    taken = num_counted.clamp(min=1)
+    displacements = num_counted.new_tensor([optimizer.effective_steps(each) for each in range(max(steps, 1) + 1)])
+    return Work(taken, lr, displacements[taken.long()])
 
 
 def upload_template(algorithm: Algorithm, w: Tensor, layout: Layout) -> Any:

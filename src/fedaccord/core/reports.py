@@ -6,6 +6,7 @@ Every number is finite or None with a reason: NaN does not leave this file.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -30,6 +31,11 @@ def number(value: Any) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def alert_kind(alert: str) -> str:
+    """What an alert is about, whatever its figures: its words up to the first number, colon or semicolon. Repeats are counted by it."""
+    return re.split(r"[\d:;]", alert, maxsplit=1)[0].strip(" =,") or "alert"
 
 
 @dataclass(frozen=True)

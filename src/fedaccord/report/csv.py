@@ -23,7 +23,7 @@ _CLIENT_SCALARS = ("num_examples", "steps", "gradients", "weight", "loss", "upda
 
 
 def rounds_csv(study: Study) -> str:
-    """One line a round of each run. Lists of clients are separated by blanks; refusals are JSON."""
+    """One line a round of each run. Lists of clients are separated by blanks, alerts by bars; refusals are JSON."""
     scores = {split: _names(line.get(split) for run in study.runs for line in run.rounds) for split in ("test", "validation")}
     rows = []
     for head, run in _heads(study):
@@ -39,6 +39,7 @@ def rounds_csv(study: Study) -> str:
             row |= {"model_kept": int(bool(line.get("model_kept"))), "reason": line.get("reason")}
             row |= {key: " ".join(map(str, line.get(key) or ())) for key in _ROUND_LISTS}
             row["refused"] = json.dumps(line["refused"], default=str) if line.get("refused") else None
+            row["alerts"] = " | ".join(map(str, line.get("alerts") or ())) or None
             rows.append(row)
     return _write(rows)
 

@@ -123,8 +123,9 @@ def _sections(study: Study, figures: tuple[MethodFigures, ...]) -> tuple[Section
     ]
     if any(measures_of(run) for run in study.runs):
         sections.append(flatness(study, figures))
-    if signals:
-        sections.append(Section("signals", "What adaptive methods chose", "Per round, over the clients of all seeds.", signals))
+    if signals or any(line.get("alerts") for run in study.runs for line in run.rounds):
+        words = "Per round, over the clients of all seeds."
+        sections.append(Section("signals", "What adaptive methods chose", words, signals, (records_tables.alerts(study),)))
     sections += [
         Section("settings", "Settings", "", (), (records_tables.settings(study),), folded=True),
         Section("versions", "Versions and hashes", "", (), (records_tables.versions(study),), folded=True),

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedaccord.core.reports import alert_kind
 from fedaccord.report.groups import Study, flatten
 from fedaccord.report.source import Client, client_scores, run_name, seed_of
 from fedaccord.report.view import Cell, Table
 
-MOST_ROWS = 20  # of refusals in the page; all of them are in the CSV
+MOST_ROWS = 20  # of refusals and alerts in the page; all of them are in the CSV
 _VERSIONS = ("fedaccord", "torch", "numpy", "python", "platform", "commit", "data_hash", "started", "command")
 
 
@@ -78,6 +79,26 @@ def refusals(study: Study) -> Table:
     if len(ordered) > MOST_ROWS:
         note += f" The first {MOST_ROWS} of {len(ordered)} rows are shown; every refusal is in the rounds' CSV."
     return Table("refusals-table", "Refused uploads", (*columns, *last), tuple(rows), note, "No upload was refused.")
+
+
+def alerts(study: Study) -> Table:
+    """What the methods told about their rounds, the most frequent kind first."""
+    columns = (("method", ""), ("seed", ""), ("times", "rounds"), ("rounds", "the first five"), ("last", "what was told last"))
+    found: dict[tuple[int, str, str], list[tuple[int, str]]] = {}  # (method, seed, kind) -> (round, text)
+    for index, method in enumerate(study.methods):
+        for run in method.runs:
+            for line in run.rounds:
+                for alert in map(str, line.get("alerts") or ()):
+                    found.setdefault((index, str(seed_of(run)), alert_kind(alert)), []).append((int(line["round"]), alert))
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    rows = []
+    for (index, seed, _), told in ordered[:MOST_ROWS]:
+        at = ", ".join(str(round_) for round_, _ in told[:5]) + (" …" if len(told) > 5 else "")
+        times = Cell(str(len(told)), float(len(told)))
+        rows.append((Cell(study.methods[index].label, chip=index), Cell(seed), times, Cell(at), Cell(told[-1][1])))
+    more = f"The first {MOST_ROWS} of {len(ordered)} rows are shown." if len(ordered) > MOST_ROWS else ""
+    note = f"{more} Every alert is in the rounds' CSV.".strip()
+    return Table("alerts-table", "Alerts", columns, tuple(rows), note if found else "", "No method raised an alert.")
 
 
 def without_score(study: Study) -> Table:
