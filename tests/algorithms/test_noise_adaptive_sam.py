@@ -202,6 +202,13 @@ def test_a_radius_at_either_clip_is_reported(vec: Any, rho: float, clipped: floa
     assert float(NoiseAdaptiveSAM().signals(kept)["clipped"]) == clipped
 
 
+def test_noise_that_was_not_measured_is_no_number(vec: Any) -> None:
+    method = NoiseAdaptiveSAM()
+    once = taken_part(method, method.init_client(vec(0.0, 0.0, 0.0, 0.0)), vec(2.0, 0.0, 0.0, 0.0))
+    assert math.isnan(float(method.signals(once)["noise"]))
+    assert float(method.signals(taken_part(method, once, vec(2.0, 0.0, 0.0, 0.0)))["noise"]) == 0.0
+
+
 # The ascent
 
 
@@ -270,6 +277,7 @@ def test_the_first_steps_take_the_second_pass_and_the_rest_are_plain(vec: Any) -
     [
         ({"sam_fraction": 0.3}, {"noise": 9.0}, Device(), 0.3),
         ({"sam_budget": "auto"}, {}, Device(), 1.0),
+        ({"sam_budget": "auto"}, {"noise": math.nan}, Device(), 1.0),  # seen once: not measured yet
         ({"sam_budget": "auto"}, {"noise": 0.05}, Device(), 0.2),
         ({"sam_budget": "auto"}, {"noise": 0.1}, Device(), 1.0),
         ({"sam_budget": "auto"}, {"noise": 0.5}, Device(False, 10.0, 4.0), 1.0),  # 20 steps, 40 gradients at 10 a second

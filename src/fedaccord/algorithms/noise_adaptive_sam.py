@@ -10,6 +10,7 @@ Deviation: a client's weight falls with s / m, where the source's 1 / (1 + s) de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -208,7 +209,7 @@ class NoiseAdaptiveSAM(Algorithm):
         """The share of two-pass steps: `sam_fraction`, or the largest that the client's noise asks for and its deadline leaves time for."""
         if self.sam_budget == "fixed":
             return Effort(epochs, self.sam_fraction)
-        wanted = BUDGETS[0] if signals.get("noise", NOISY) >= NOISY else BUDGETS[1]
+        wanted = BUDGETS[1] if signals.get("noise", math.nan) < NOISY else BUDGETS[0]  # unmeasured: all of it
         steps, speed = epochs * steps_per_epoch, device.gradients_per_second
         if device.deadline is None or not speed:
             return Effort(epochs, wanted)
@@ -218,7 +219,7 @@ class NoiseAdaptiveSAM(Algorithm):
 
     def begin(self, start: RoundStart, sent: Sent, kept: Kept) -> Local:
         layout, zero = start.layout, sent.w.new_zeros(())
-        noise = self._noise_of(kept)
+        noise, _ = self._noise_of(kept)
         rho = (self.rho_base * (1 + self.b * noise)).clamp(self.rho_min, self.rho_max)
         radii, curved = zero + 1, zero
         is_embedding = layout.where(lambda name, kind: kind.startswith("Embedding")).to(sent.w.device)
@@ -229,15 +230,16 @@ class NoiseAdaptiveSAM(Algorithm):
         random, layers = start.random_direction(), _positions(layout)
         return Local(kept, rho, noise, radii, curved, random, zero, zero, layers, layout.sizes, start.two_pass_steps)
 
-    def _noise_of(self, kept: Kept) -> Tensor:
-        """s / m of the norms, else of the loss changes, else 0."""
-        noise = torch.zeros_like(kept.loss)
+    def _noise_of(self, kept: Kept) -> tuple[Tensor, Tensor]:
+        """(s / m of the norms, else of the loss changes, else 0; whether it was measured at all)."""
+        noise, is_known = torch.zeros_like(kept.loss), torch.zeros_like(kept.loss, dtype=torch.bool)
         for own, kind in ((kept.changes, relative), (kept.norms, NOISE[self.noise])):
             mean, deviation = STATISTICS[self.statistics](own, self.decay)
             found = kind(mean, deviation)
             is_usable = (own.num >= 2) & torch.isfinite(found) & (mean >= EPS)
             noise = torch.where(is_usable, torch.where(is_usable, found, 0.0), noise)
-        return noise
+            is_known = is_known | is_usable
+        return noise, is_known
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         loss, g0 = grad.with_loss(w)
@@ -303,9 +305,10 @@ class NoiseAdaptiveSAM(Algorithm):
     def signals(self, kept: Kept) -> dict[str, Tensor]:
         """rho and the noise (s / m) that set it; the norm's running mean and deviation; the share of steps with a second pass; clips."""
         clipped = (kept.rho <= self.rho_min) | (kept.rho >= self.rho_max)
+        noise, is_known = self._noise_of(kept)
         return {
             "rho": kept.rho,
-            "noise": self._noise_of(kept),
+            "noise": torch.where(is_known, noise, torch.nan),
             "noise_used": kept.noise,
             "norm_mean": kept.norms.mean,
             "norm_deviation": kept.norms.deviation,
