@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -130,7 +131,8 @@ def _hold_clients(algorithm: Algorithm, model: FlatModel, trace: Trace, spy: _Sp
 
     together = _vmapped(client, (kept, batches, _stacked_pairs(held_out), random), last)
     for i, one in enumerate(clients):
-        signals = {name: torch.as_tensor(value) for name, value in trace.results[round - 1].clients[one].signals.items()}
+        reported = trace.results[round - 1].clients[one].signals
+        signals = {name: torch.tensor(math.nan if value is None else value) for name, value in reported.items()}
         alone = (to_arrays(trace.uploads[round - 1][one]), to_arrays(trace.kept(round, one)), signals)
         for what, mine, theirs in zip(("the upload's", "what is kept of", "the signal"), together, alone, strict=True):
             for name, expected in theirs.items():
