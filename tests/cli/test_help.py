@@ -37,3 +37,11 @@ def test_help_loads_neither_torch_nor_pandas() -> None:
     code = "import sys, fedaccord.cli; print([name for name in ('torch', 'pandas', 'numpy', 'pydantic', 'rich') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_told() -> None:
+    import fedaccord
+
+    command = [sys.executable, "-m", "fedaccord.cli", "--version"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"fedaccord {fedaccord.__version__}\n")

@@ -19,6 +19,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from fedaccord import __version__
+
+        print(f"fedaccord {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedaccord(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")] = False,
+) -> None:
+    """Federated learning for clients that disagree. RUN is a run's folder, its name, or its short id."""
+
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The experiment's TOML file.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its name, or its short id.", show_default=False)]
 Set = Annotated[
