@@ -242,6 +242,7 @@ def test_every_choice_that_exists_is_read_back(read: Read) -> None:
     ("experiment", "code", "words"),
     [
         (Experiment(algorithm=fa.FedSMOO(rho=-1)), "E203", "algorithm.rho"),
+        (Experiment(algorithm=fa.DynamicSAM(lambda_min=0.5)), "E203", "lambda_min = 0.5 is above lambda_max = 0.3"),
         (Experiment(algorithm=fa.FedSMOO(rho="0.1")), "E202", "algorithm.rho"),  # type: ignore[arg-type]
         (Experiment(algorithm=fa.FedAvg), "E202", "FedAvg(...)"),  # type: ignore[arg-type]
         (Experiment(algorithm="fedavg"), "E202", "fa.FedAvg(...)"),  # type: ignore[arg-type]
@@ -336,3 +337,9 @@ def test_the_python_door_checks_what_it_is_given() -> None:
         fa.run(task, fa.FedSMOO(rho=-1), partition=fa.IID(clients=3), cohort=2, rounds=1)
     with pytest.raises(ConfigError, match="E203"):
         fa.run(task, fa.FedAvg(), partition=fa.IID(clients=3), cohort=2, rounds=1, local=replace(fa.LocalPlan(), lr=-1.0))
+
+
+def test_a_smallest_value_above_the_largest_is_named_with_its_place(read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"E203 rho_min = 0.2 is above rho_max = 0.15.*algorithm"):
+        read('[task]\nname = "digits"\n[algorithm]\nname = "noise_adaptive_sam"\nrho_min = 0.2\n')
+    assert read('[task]\nname = "digits"\n[algorithm]\nname = "noise_adaptive_sam"\nrho_min = 0.15\n')

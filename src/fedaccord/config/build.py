@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from fedaccord.config.fields import checked, choice_of, hints_of, section_of
+from fedaccord.config.fields import checked, choice_of, crossed, hints_of, section_of
 from fedaccord.config.layers import DEFAULT, Key, Settings, as_table, dotted, shown
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError
@@ -158,7 +158,12 @@ class Builder:
                 self._fault(
                     "E204", f"{dotted((*key, part))} is missing", key, f"Give {part}: {name or kind.__name__} has no default for it"
                 )
-        return kind(**values) if len(self.errors) == before else None
+        if len(self.errors) > before:
+            return None
+        made = kind(**values)
+        for what, remedy in crossed(made):
+            self._fault("E203", what, key, remedy)
+        return made
 
     def _task(self, raw: Any) -> tuple[TaskOrder | None, Mapping[str, Any]]:
         table = {"name": raw} if isinstance(raw, str) else raw

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from fedaccord.config.build import check_kind
-from fedaccord.config.fields import checked, choice_of, has_none, hints_of, section_of
+from fedaccord.config.fields import checked, choice_of, crossed, has_none, hints_of, section_of
 from fedaccord.core.errors import ConfigError
 from fedaccord.experiment import CHOICES, Experiment
 
@@ -32,6 +32,8 @@ def _check(holder: Any, path: str) -> None:
             _check(value, where)
         else:
             checked(hint, value, where, where)
+    for what, remedy in crossed(holder):
+        raise ConfigError("E203", what, path, remedy)
 
 
 def _check_choice(choice: type, value: Any, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -127,6 +127,14 @@ def choice_of(hint: Any) -> type | None:
 def section_of(hint: Any) -> type | None:
     """The dataclass that a field holds, where it is always the same one."""
     return next((member for member in members(hint) if isinstance(member, type) and dataclasses.is_dataclass(member)), None)
+
+
+def crossed(holder: Any) -> Iterator[tuple[str, str]]:
+    """(what is wrong, the remedy) for each pair of fields NAME_min and NAME_max of which the smaller is the larger."""
+    for name in hints_of(type(holder)):
+        other = f"{name.removesuffix('_min')}_max"
+        if name.endswith("_min") and hasattr(holder, other) and getattr(holder, name) > getattr(holder, other):
+            yield f"{name} = {getattr(holder, name)} is above {other} = {getattr(holder, other)}", f"Lower {name}, or raise {other}"
 
 
 def hints_of(kind: type) -> dict[str, Any]:
