@@ -65,6 +65,7 @@ def study_table(setting: str) -> str:
     for line in done.values():
         if line["role"] == "final":
             finals.setdefault(line["method"], []).append(line)
+    finals = {method: lines for method, lines in finals.items() if len(lines) == len(study.SEEDS)}
     if not finals:
         return ""
     base = by_seed(finals.get("fedavg", []), "last_tenth")
