@@ -19,7 +19,7 @@ from fedaccord.core.state import State, to_arrays
 from fedaccord.experiment import Experiment, Prepared, RunOptions, prepare
 from fedaccord.federation import RoundResult, RunState
 from fedaccord.partition import Explicit, Partitioner
-from fedaccord.runtime.base import ClientUpload, Runtime
+from fedaccord.runtime.base import ClientUpload, Runtime, RuntimeAround
 from fedaccord.sampling import Scripted, Uniform
 from fedaccord.tasks import Task
 
@@ -67,17 +67,13 @@ def shards(sizes: Sequence[int] = SIZES) -> Explicit:
     return Explicit([list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)])
 
 
-class Tampering:
+class Tampering(RuntimeAround):
     """A runtime around a real one: `change` alters what a client sends, `arrange` the order in which clients train and answer."""
 
     def __init__(self, inner: Runtime, change: Change, arrange: Arrange) -> None:
         self.inner, self.change, self.arrange = inner, change, arrange
         self.uploads: list[dict[int, Any]] = []
         self.settled: list[set[int]] = []
-
-    @property
-    def population(self) -> int:
-        return self.inner.population
 
     def train(
         self, algorithm: Algorithm, sent: State, buffers: Any, clients: Sequence[int], plan: LocalPlan, round: int, lr: float
@@ -89,18 +85,6 @@ class Tampering:
     def settle(self, accepted: Collection[int]) -> None:
         self.settled.append(set(accepted))
         self.inner.settle(accepted)
-
-    def evaluate(self, w: Tensor, buffers: Any, clients: Sequence[int]) -> Any:
-        return self.inner.evaluate(w, buffers, clients)
-
-    def save(self, folder: Path) -> None:
-        self.inner.save(folder)
-
-    def committed(self, folder: Path) -> None:
-        self.inner.committed(folder)
-
-    def restore(self, folder: Path | None) -> None:
-        self.inner.restore(folder)
 
 
 class Trace(NamedTuple):

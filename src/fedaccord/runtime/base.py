@@ -57,3 +57,33 @@ class Runtime(Protocol):
     def restore(self, folder: Path | None) -> None:
         """Take up the clients' state of a checkpoint; None: start from nothing."""
         ...
+
+
+class RuntimeAround:
+    """A runtime around a real one, `inner`, to which everything goes until it is overridden."""
+
+    inner: Runtime
+
+    @property
+    def population(self) -> int:
+        return self.inner.population
+
+    def train(
+        self, algorithm: Algorithm, sent: State, buffers: Buffers, clients: Sequence[int], plan: LocalPlan, round: int, lr: float
+    ) -> list[ClientUpload]:
+        return self.inner.train(algorithm, sent, buffers, clients, plan, round, lr)
+
+    def settle(self, accepted: Collection[int]) -> None:
+        self.inner.settle(accepted)
+
+    def evaluate(self, w: State, buffers: Buffers, clients: Sequence[int]) -> list[Evaluation]:
+        return self.inner.evaluate(w, buffers, clients)
+
+    def save(self, folder: Path) -> None:
+        self.inner.save(folder)
+
+    def committed(self, folder: Path) -> None:
+        self.inner.committed(folder)
+
+    def restore(self, folder: Path | None) -> None:
+        self.inner.restore(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from fedaccord.api import one_thread
-from fedaccord.core.algorithm import Algorithm
-from fedaccord.core.local import LocalPlan
 from fedaccord.core.reports import Evaluation
-from fedaccord.core.state import State
 from fedaccord.core.vector import Buffers
 from fedaccord.experiment import Experiment, prepare
 from fedaccord.federation import RoundResult
-from fedaccord.runtime.base import ClientUpload, Runtime
+from fedaccord.runtime.base import Runtime, RuntimeAround
 from fedaccord.tasks import Task
 from fedaccord.tuning.space import Point, with_values
 from fedaccord.tuning.stages import Measured, Stage
@@ -83,31 +80,10 @@ def _unseen(w: Tensor, buffers: Buffers) -> Evaluation:
 
 
 @dataclass(frozen=True)
-class TrainingOnly:
+class TrainingOnly(RuntimeAround):
     """A runtime that leaves the clients' held-out examples alone: they measure, so they choose nothing."""
 
     inner: Runtime
 
-    @property
-    def population(self) -> int:
-        return self.inner.population
-
-    def train(
-        self, algorithm: Algorithm, sent: State, buffers: Buffers, clients: Sequence[int], plan: LocalPlan, round: int, lr: float
-    ) -> list[ClientUpload]:
-        return self.inner.train(algorithm, sent, buffers, clients, plan, round, lr)
-
-    def settle(self, accepted: Collection[int]) -> None:
-        self.inner.settle(accepted)
-
     def evaluate(self, w: Tensor, buffers: Buffers, clients: Sequence[int]) -> list[Evaluation]:
         return [_unseen(w, buffers) for _ in clients]
-
-    def save(self, folder: Path) -> None:
-        self.inner.save(folder)
-
-    def committed(self, folder: Path) -> None:
-        self.inner.committed(folder)
-
-    def restore(self, folder: Path | None) -> None:
-        self.inner.restore(folder)
