@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from fedaccord.report.groups import Method, Study
 from fedaccord.report.quantities import paired
@@ -169,6 +170,16 @@ def _lines_over_rounds(
     return _draw(ident, caption, "round", axis, lines, target, zero)
 
 
+def draw_curves(axes: Any, lines: Sequence[Line], few: int = _FEW) -> None:
+    """Each line's mean, with its interval as a band; curves of at most `few` points show their points."""
+    for line in lines:
+        curve, paint = line.curve, colour(line.method)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=paint, alpha=0.16, linewidth=0)
+        marker = "o" if len(curve.x) <= few else None
+        axes.plot(curve.x, curve.mean, color=paint, linestyle=line_style(line.method), marker=marker, markersize=3.5)
+
+
 def _draw(
     ident: str, caption: str, x: str, y: str, lines: Sequence[Line], target: float | None, zero: bool, whole: bool = False
 ) -> Picture:
@@ -179,12 +190,7 @@ def _draw(
     alt = _alt(caption, lines, target)
     with drawing(WIDTH, HEIGHT, ident) as figure:
         axes = figure.add_subplot()
-        for line in lines:
-            curve, paint = line.curve, colour(line.method)
-            if curve.low is not None and curve.high is not None:
-                axes.fill_between(curve.x, curve.low, curve.high, color=paint, alpha=0.16, linewidth=0)
-            marker = "o" if len(curve.x) <= _FEW else None
-            axes.plot(curve.x, curve.mean, color=paint, linestyle=line_style(line.method), marker=marker, markersize=3.5)
+        draw_curves(axes, lines)
         if zero:
             axes.axhline(0, color=INK, linewidth=0.8)
         if target is not None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedaccord.report.figures import HEIGHT, WIDTH, Line
+from fedaccord.report.figures import HEIGHT, WIDTH, Line, draw_curves
 from fedaccord.report.groups import Method, Study
 from fedaccord.report.source import Record, measures_of, number, seed_of, why_not_measured
 from fedaccord.report.statistics import Band, band
-from fedaccord.report.svg import INK, colour, drawing, line_style, to_svg
+from fedaccord.report.svg import INK, colour, drawing, to_svg
 from fedaccord.report.view import Picture
 
 NUM_LEVELS = 9  # contours, evenly spaced in the logarithm of the loss, the same for all methods
@@ -37,11 +37,7 @@ def _slices(study: Study) -> Picture:
     alt = f"{caption}. {'; '.join(told)}."
     with drawing(WIDTH, HEIGHT, ident) as figure:
         axes = figure.add_subplot()
-        for line in lines:
-            curve, paint = line.curve, colour(line.method)
-            if curve.low is not None and curve.high is not None:
-                axes.fill_between(curve.x, curve.low, curve.high, color=paint, alpha=0.16, linewidth=0)
-            axes.plot(curve.x, curve.mean, color=paint, linestyle=line_style(line.method))
+        draw_curves(axes, lines, few=0)
         lowest, highest = (choose(value for line in lines for value in line.curve.mean) for choose in (min, max))
         margin = 0.06 * ((highest - lowest) or 1.0)
         axes.set_ylim(lowest - margin, highest + margin)  # the means decide the scale, as elsewhere on the page
