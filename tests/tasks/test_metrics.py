@@ -16,6 +16,7 @@ from fedaccord.tasks.metrics import (
     auc,
     balanced_accuracy,
     dice,
+    macro_f1,
     mean_absolute_error,
     r2,
     root_mean_squared_error,
@@ -34,6 +35,7 @@ def test_class_metrics_agree_with_scikit_learn(classes: int) -> None:
     predicted = outputs.argmax(1).numpy()
     assert accuracy(outputs, y) == pytest.approx(reference.accuracy_score(y, predicted))
     assert balanced_accuracy(outputs, y) == pytest.approx(reference.balanced_accuracy_score(y, predicted))
+    assert macro_f1(outputs, y) == pytest.approx(reference.f1_score(y, predicted, average="macro"))
     probabilities = outputs.double().softmax(1).numpy()
     expected = reference.roc_auc_score(y, probabilities[:, 1] if classes == 2 else probabilities, multi_class="ovr")
     assert auc(outputs, y) == pytest.approx(expected)
@@ -59,6 +61,12 @@ def test_auc_of_one_class_is_none_without_a_warning() -> None:
 def test_balanced_accuracy_leaves_missing_classes_out_of_the_mean() -> None:
     outputs = F.one_hot(torch.tensor([0, 0, 0, 4]), 5).float()
     assert balanced_accuracy(outputs, torch.tensor([0, 0, 2, 4])) == pytest.approx(2 / 3)
+
+
+def test_macro_f1_by_hand_where_a_class_is_never_predicted() -> None:
+    outputs = F.one_hot(torch.tensor([0, 0, 0, 1]), 3).float()
+    assert macro_f1(outputs, torch.tensor([0, 0, 1, 1])) == pytest.approx((0.8 + 2 / 3) / 2)  # class 2 is nowhere: left out
+    assert macro_f1(outputs, torch.tensor([0, 0, 2, 1])) == pytest.approx((0.8 + 1.0 + 0.0) / 3)  # in y, never predicted: 0
 
 
 def test_accuracy_counts_pixels_of_dense_labels() -> None:

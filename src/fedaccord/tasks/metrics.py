@@ -35,6 +35,16 @@ def balanced_accuracy(outputs: Tensor, y: Tensor) -> float | None:
     return float((right / torch.bincount(index)).mean())
 
 
+def macro_f1(outputs: Tensor, y: Tensor) -> float | None:
+    """Mean over classes of F1 = 2 TP / (2 TP + FP + FN), through scikit-learn; classes neither in y nor predicted are left out."""
+    if _undefined(outputs, y):
+        return None
+    from sklearn.metrics import f1_score
+
+    predicted, labels = _predicted(outputs, y)
+    return float(f1_score(labels.numpy(), predicted.numpy(), average="macro"))
+
+
 def auc(outputs: Tensor, y: Tensor) -> float | None:
     """Area under the ROC curve: of two classes, or the mean of one-vs-rest over more. None where a class of the model has no example in y.
 
@@ -94,6 +104,7 @@ def r2(outputs: Tensor, y: Tensor) -> float | None:
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "balanced_accuracy": balanced_accuracy,
+    "macro_f1": macro_f1,
     "auc": auc,
     "dice": dice,
     "mean_absolute_error": mean_absolute_error,

@@ -36,17 +36,18 @@ def mlp(in_shape: Shape, num_classes: int, hidden: tuple[int, ...] = (200,)) -> 
 def lenet(in_shape: Shape, num_classes: int, width: int = 16, hidden: tuple[int, ...] = (128,)) -> nn.Module:
     """Two 5x5 convolutions with max-pooling, then fully connected layers, after LeCun et al. 1998.
 
-    `width` is the number of channels of the first convolution, the second has twice as many. Any picture of at least 16x16.
+    `width` is the number of channels of the first convolution, the second has twice as many. Any picture of at least 16x16. ReLU comes
+    after the pooling: max(relu(x)) = relu(max(x)), to the bit and in the gradient, on a quarter of the numbers.
     """
     channels, height, side = _picture(in_shape, "lenet", smallest=16)
     after = [((size - 4) // 2 - 4) // 2 for size in (height, side)]
     return nn.Sequential(
         nn.Conv2d(channels, width, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(width, 2 * width, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         *_dense(2 * width * after[0] * after[1], hidden, num_classes),
     )
