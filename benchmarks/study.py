@@ -207,7 +207,7 @@ def figures(run: fa.Run, setting: Setting, job: Job) -> dict[str, Any]:
     """What is reported of a run. Test figures are looked at for final runs alone."""
     lines = [line for line in run.record.rounds if line["validation"] is not None]
     validation = [line["validation"].get("accuracy") for line in lines]
-    tail = max(1, len(lines) // 10)
+    tail = max(3, len(lines) // 10)  # evaluations
     found: dict[str, Any] = {
         "rounds": len(run.record.rounds),
         "gradients": sum(line["gradients"] for line in run.record.rounds),
