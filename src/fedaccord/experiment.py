@@ -34,6 +34,7 @@ from fedaccord.core.vector import Buffers, FlatModel, batch_norm_parameters
 from fedaccord.federation import Federation, RunState, Target
 from fedaccord.measures import Measures, PooledLoss, measure, unmeasured
 from fedaccord.partition import IID, SCHEMES, Attributes, Partition, Partitioner, label_counts, summary
+from fedaccord.runtime.client import Clients
 from fedaccord.runtime.evaluation import evaluate
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
@@ -139,16 +140,15 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     has_local_buffers = local_parts_of(experiment) != "none" and bool(model.initial_buffers)
     like = ClientState(algorithm.init_client(w), buffers if has_local_buffers else {}, _first_moments(experiment.local, model))
     states = _states(experiment, like, len(data), state_folder)
-    runtime = Sequential(
+    clients = Clients(
         model,
         task.loss,
-        task.metrics,
         data,
-        states,
         local_buffers=has_local_buffers,
         device_of=partial(_device, experiment.devices, _weak_clients(experiment, len(data))),
         debug=experiment.runtime.debug,
     )
+    runtime = Sequential(clients, task.metrics, states)
     max_examples = experiment.aggregation.max_examples or max(task.num_examples, int(partition.shards.sizes.max()))
     template = upload_template(algorithm, w, model.layout)
     if not all(isinstance(leaf, Tensor) for leaf in children(template).values()) or "delta" not in children(template):

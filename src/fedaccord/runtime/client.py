@@ -1,0 +1,193 @@
+"""What one client does in one round, wherever it runs: its assignment, its training, its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.algorithm import Algorithm, Device
+from fedaccord.core.batch import Examples, Loss
+from fedaccord.core.errors import NonFiniteError, UploadError
+from fedaccord.core.local import LocalPlan, Trained, Watch, epoch_means, local_training
+from fedaccord.core.reports import ClientReport, finite
+from fedaccord.core.rng import layers_draw_from, torch_stream
+from fedaccord.core.state import State, num_bytes
+from fedaccord.core.vector import Buffers, FlatModel
+from fedaccord.runtime.base import ClientUpload
+from fedaccord.runtime.population import Population
+from fedaccord.runtime.states import ClientState
+
+
+class Request(NamedTuple):
+    """All that a round asks of its clients."""
+
+    algorithm: Algorithm
+    sent: State
+    buffers: Buffers
+    plan: LocalPlan
+    round: int
+    lr: float
+
+
+class Assignment(NamedTuple):
+    """What one client brings to a round and how much of it it does."""
+
+    client: int
+    num_examples: int
+    state: ClientState
+    plan: LocalPlan  # with the client's own number of epochs
+    two_pass_share: float
+
+    @property
+    def num_steps(self) -> int:
+        return self.plan.epochs * self.plan.steps_per_epoch(self.num_examples)
+
+
+class Answer(NamedTuple):
+    """What a client sends, and what it keeps if that is accepted (None where it had nothing to send)."""
+
+    upload: ClientUpload
+    kept: ClientState | None
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """The clients of a simulation: one model that all of them use in turn, and everybody's data.
+
+    local_buffers: each client keeps its own buffers and sends none. debug: stop at the first non-finite value, by name.
+    """
+
+    model: FlatModel
+    loss: Loss
+    data: Population
+    local_buffers: bool = False
+    device_of: Callable[[int], Device] = lambda client: Device()
+    debug: bool = False
+
+    def train(self, request: Request, client: int, found: ClientState | None) -> Answer:
+        """One client's round, from what it kept. Whatever a user's model or loss raises is this client's failure, not the round's."""
+        started = time.perf_counter()
+        assigned = self.assignment(request, client, found)
+        if assigned.num_examples == 0:
+            return self.without_data(request, client)
+        try:
+            trained = self._local_training(request, assigned)
+        except NonFiniteError:
+            raise
+        except Exception as problem:
+            return self.failed(request, assigned, problem)
+        return self.answer(request, assigned, trained, time.perf_counter() - started)
+
+    def assignment(self, request: Request, client: int, found: ClientState | None) -> Assignment:
+        """The client's state, first one if it has none, and its share of the work."""
+        algorithm, plan, num_examples = request.algorithm, request.plan, len(self.data.train[client])
+        state = ClientState(algorithm.init_client(request.sent.w), {}, ()) if found is None else found
+        if num_examples == 0:
+            return Assignment(client, 0, state, plan, 1.0)
+        reported = {} if found is None else _scalars(algorithm.signals(state.kept))
+        effort = algorithm.effort(plan.epochs, plan.steps_per_epoch(num_examples), reported, self.device_of(client))
+        plan = plan if effort.epochs == plan.epochs else replace(plan, epochs=effort.epochs)
+        return Assignment(client, num_examples, state, plan, effort.two_pass_share)
+
+    def without_data(self, request: Request, client: int) -> Answer:
+        error = UploadError("E108", "no_data", "the client has no examples to train on", _place(client, request), "See: fedaccord describe")
+        return Answer(ClientUpload(client, (), {}, ClientReport(request.round, client, 0), error), None)
+
+    def failed(self, request: Request, assigned: Assignment, problem: Exception) -> Answer:
+        """A client whose model or loss raised; with debug on, the end of the run."""
+        client = assigned.client
+        error = UploadError(
+            "E107", "client_error", f"{type(problem).__name__}: {problem}", _place(client, request), "Run with debug on for the traceback"
+        )
+        error.__cause__ = problem
+        if self.debug:
+            raise error from problem
+        return Answer(ClientUpload(client, (), {}, ClientReport(request.round, client, assigned.num_examples), error), None)
+
+    def answer(self, request: Request, assigned: Assignment, trained: Trained, seconds: float) -> Answer:
+        """The upload with its report, and the state that the client would keep."""
+        sent_buffers, own_buffers = ({}, trained.buffers) if self.local_buffers else (trained.buffers, {})
+        kept = ClientState(trained.kept, own_buffers, trained.moments if request.plan.keep_moments else ())
+        losses = trained.losses.tolist()
+        report = ClientReport(
+            request.round,
+            assigned.client,
+            assigned.num_examples,
+            steps=len(losses),
+            gradients=trained.gradients,
+            loss=finite(sum(losses) / len(losses)) if losses else None,
+            epoch_losses=tuple(finite(mean) for mean in epoch_means(losses, assigned.plan.epochs)),
+            bytes_up=num_bytes(trained.upload) + num_bytes(sent_buffers),
+            seconds=seconds,
+            signals={name: finite(value) for name, value in _scalars(request.algorithm.signals(trained.kept)).items()},
+        )
+        return Answer(ClientUpload(assigned.client, trained.upload, sent_buffers, report), kept)
+
+    def batches(self, request: Request, assigned: Assignment) -> Iterator[Examples]:
+        """The client's mini-batches of this round."""
+        return self.data.batches(assigned.client, request.round, assigned.plan)
+
+    def validation(self, client: int) -> Examples | None:
+        """The client's own examples that do not train."""
+        return self.data.examples(self.data.validation, client)
+
+    def random_direction(self, request: Request, client: int) -> Tensor:
+        """A random unit vector [d] of this client and round."""
+        w, generator = request.sent.w, torch_stream(self.data.seed, "direction", request.round, client)
+        drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=generator)
+        return drawn.div(drawn.norm())
+
+    def _local_training(self, request: Request, assigned: Assignment) -> Trained:
+        client, state = assigned.client, assigned.state
+        self.model.train(True)
+        with layers_draw_from(
+            self.data.seed, "layers", request.round, client
+        ):  # dropout depends on client and round, not on who came before
+            return local_training(
+                request.algorithm,
+                self.model,
+                self.loss,
+                assigned.plan,
+                request.sent,
+                state.buffers or request.buffers,
+                state.kept,
+                lambda: self.batches(request, assigned),
+                round=request.round,
+                lr=request.lr,
+                num_steps=assigned.num_steps,
+                two_pass_share=assigned.two_pass_share,
+                moments=state.moments,
+                validation=self.validation(client),
+                random_direction=lambda: self.random_direction(request, client),
+                watch=self._watch(request, client) if self.debug else None,
+            )
+
+    def _watch(self, request: Request, client: int) -> Watch:
+        layout = self.model.layout
+
+        def watch(step: int, direction: Tensor, w: Tensor) -> None:
+            for what, vector in (("direction", direction), ("weights", w)):
+                bad = ~torch.isfinite(vector)
+                if bad.any():
+                    name = layout.name_of(int(bad.nonzero()[0, 0]))
+                    raise NonFiniteError(
+                        "E113",
+                        f"{int(bad.sum())} non-finite numbers in the {what}, first in {name!r}",
+                        f"{_place(client, request)}, step {step}",
+                        "Lower local.lr, set local.clip_norm, or look at this client's data",
+                    )
+
+        return watch
+
+
+def _place(client: int, request: Request) -> str:
+    return f"client {client}, round {request.round}"
+
+
+def _scalars(signals: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in signals.items()}
