@@ -13,32 +13,14 @@ from torch import Tensor, nn
 from fedaccord.checks.law import Breach
 from fedaccord.checks.trial import PLAN, Trace, Trial, examples, make_task, mlp, require_all_accepted, run_traced, shards
 from fedaccord.checks.watched import Watched
-from fedaccord.core.algorithm import Algorithm, Objective
-from fedaccord.core.batch import BoundBatch
+from fedaccord.core.algorithm import Algorithm
+from fedaccord.core.batch import BoundBatch, FunctionalGrad
 from fedaccord.core.state import from_arrays, to_arrays
 from fedaccord.core.vector import FlatModel
 
 CLIENTS, ROUNDS = 4, 6
 TOLERANCE = 1e-6  # relative; the numbers are float64, so that only a wrong formula comes near it
 REMEDY = "Write torch.where instead of if, and keep tensors: no .item(), no float(tensor), no numpy"
-
-
-class FunctionalGrad:
-    """A `BatchGrad` that vmap can look into."""
-
-    def __init__(self, objective: Objective, step: int) -> None:
-        self._objective, self.step = objective, step
-
-    def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, loss = torch.func.grad_and_value(self._objective)(w)
-        return loss, gradient
-
-    def __call__(self, w: Tensor) -> Tensor:
-        return self.with_loss(w)[1]
-
-    def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
-        product: Tensor = torch.func.jvp(torch.func.grad(self._objective), (w,), (v,))[1]
-        return product
 
 
 def vectorisability(trial: Trial) -> None:

@@ -107,3 +107,11 @@ class Around(Algorithm):
     @property
     def local_parts(self) -> LocalParts:
         return self.inner.local_parts
+
+
+def has_default_objective(algorithm: Algorithm) -> bool:
+    """Whether a step differentiates the task's loss on its mini-batch, and nothing else looks at the model's outputs."""
+    own = type(algorithm).objective
+    if own is Around.objective and isinstance(algorithm, Around):
+        return has_default_objective(algorithm.inner)
+    return own is Algorithm.objective

@@ -139,6 +139,30 @@ class ObjectiveGrad:
         return {name: b.clone() for name, b in self._resting.items()}
 
 
+class FunctionalGrad:
+    """The gradient of an objective as torch.func computes it, for many clients at once under vmap."""
+
+    def __init__(self, objective: Objective, step: int, max_norm: float | None = None) -> None:
+        self._objective, self._max_norm, self.step = objective, max_norm, step
+        self.passes = 0
+        self.first_loss: Tensor | None = None
+
+    def with_loss(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, loss = torch.func.grad_and_value(self._objective)(w)
+        if self.first_loss is None:
+            self.first_loss = loss
+        self.passes += 1
+        return loss, gradient if self._max_norm is None else shortened(gradient, self._max_norm)
+
+    def __call__(self, w: Tensor) -> Tensor:
+        return self.with_loss(w)[1]
+
+    def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
+        self.passes += 2
+        product: Tensor = torch.func.jvp(torch.func.grad(self._objective), (w,), (v,))[1]
+        return product
+
+
 def _same_masks(drawn_from: Tensor | None) -> Tensor:
     """Turn the generator of dropout back to where the step's first pass found it; returns that place."""
     if drawn_from is None:

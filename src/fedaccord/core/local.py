@@ -13,7 +13,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from fedaccord.core.algorithm import Algorithm, NonNegative, Objective, Positive, PositiveCount, RoundStart, Work
+from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, Objective, Positive, PositiveCount, RoundStart, Work
 from fedaccord.core.batch import BoundBatch, Examples, Loss, Numerics, ObjectiveGrad, micro_batches
 from fedaccord.core.gradient import CLIP_SCOPES
 from fedaccord.core.optimizer import LocalOptimizer, Sgd
@@ -135,17 +135,8 @@ def local_training(
     for example in batches():
         before = None if scaler is None else (w, moments, local, own_w, own_moments, {name: b.clone() for name, b in buffers.items()})
         grad = grad_of(example, local, buffers, len(losses))
-        direction, local = algorithm.direction(grad, w, sent, local)
-        if plan.clip_norm:
-            direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
-        if plan.weight_decay:
-            direction = direction + plan.weight_decay * w
-        if (beside := algorithm.beside(w, sent, local)) is not None:
-            w = w - lr * beside
-        is_ours = (
-            bool(losses) and scaler is None and not holds((local, moments), w)
-        )  # from the second step on, w is ours if nobody keeps it
-        w, moments = optimizer.step(w, direction, moments, lr, w if is_ours else None)
+        is_ours = bool(losses) and scaler is None  # from the second step on, w is ours if nobody keeps it
+        w, moments, local, direction = local_step(algorithm, plan, grad, w, sent, local, moments, lr, is_ours)
         own_direction = None  # own parameters follow the gradient of the last pass
         if own_w is not None and grad.own_gradient is not None:
             own_direction = grad.own_gradient + plan.weight_decay * own_w
@@ -172,6 +163,30 @@ def local_training(
         w = torch.where(num_counted > 0, w, torch.nan)  # a round without a step is no answer: the guard refuses it
     upload, kept = algorithm.upload(w, sent, local, work)
     return Trained(upload, kept, buffers, (moments, own_moments), torch.stack(losses) if losses else w.new_zeros(0), gradients)
+
+
+class Step(NamedTuple):
+    """What one local step leaves."""
+
+    w: Tensor  # [d]
+    moments: Any
+    local: State
+    direction: Tensor  # [d]
+
+
+def local_step(
+    algorithm: Algorithm, plan: LocalPlan, grad: BatchGrad, w: Tensor, sent: State, local: State, moments: Any, lr: float, is_ours: bool
+) -> Step:
+    """One local step. is_ours: the memory of w may take the new weights, if neither the method nor the optimiser keeps it."""
+    direction, local = algorithm.direction(grad, w, sent, local)
+    if plan.clip_norm:
+        direction = CLIP_SCOPES[plan.clip_scope](direction, w, plan.clip_norm, algorithm.proximal_weight)
+    if plan.weight_decay:
+        direction = direction + plan.weight_decay * w
+    if (beside := algorithm.beside(w, sent, local)) is not None:
+        w = w - lr * beside
+    w, moments = plan.optimizer.step(w, direction, moments, lr, w if is_ours and not holds((local, moments), w) else None)
+    return Step(w, moments, local, direction)
 
 
 def _work_that_counted(optimizer: LocalOptimizer, steps: int, num_counted: Tensor, lr: float) -> Work:

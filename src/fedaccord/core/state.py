@@ -5,7 +5,8 @@ The paths of the leaves ("server.w") name the arrays on disk and on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,6 +25,30 @@ def map_state(function: Callable[..., Tensor], first: State, *others: State) -> 
         return {key: map_state(function, value, *(o[key] for o in others)) for key, value in first.items()}
     parts = [map_state(function, *each) for each in zip(first, *others, strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def separated(state: State) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], State], tuple[Any, ...]]:
+    """The tree's tensors; a function that puts others in their places; and what is no tensor (numbers that steer a method)."""
+    tensors: list[Tensor] = []
+    rest: list[Any] = []
+
+    def place(part: State) -> Callable[[Sequence[Tensor]], State]:
+        if isinstance(part, Tensor):
+            tensors.append(part)
+            return itemgetter(len(tensors) - 1)
+        if isinstance(part, dict):
+            named = {key: place(value) for key, value in part.items()}
+            return lambda given: {key: each(given) for key, each in named.items()}
+        if isinstance(part, tuple):
+            kind, places = type(part), [place(each) for each in part]
+            if hasattr(part, "_fields"):
+                return lambda given: kind(*(each(given) for each in places))
+            return lambda given: tuple(each(given) for each in places)
+        rest.append(part)
+        return lambda given: part
+
+    rebuild = place(state)
+    return tensors, rebuild, tuple(rest)
 
 
 def where_state(condition: Tensor, first: State, second: State) -> State:

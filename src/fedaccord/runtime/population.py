@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,11 +29,15 @@ class Population:
         return len(self.train)
 
     def batches(self, client: int, round: int, plan: LocalPlan) -> Iterator[tuple[Tensor, Tensor]]:
-        """The client's mini-batches of this round, from the stream (seed, "batches", round, client)."""
-        rows = torch.from_numpy(self.train[client])
-        for positions in plan.batches(len(rows), stream(self.seed, "batches", round, client)):
-            chosen = rows[torch.from_numpy(positions)]
+        """The client's mini-batches of this round."""
+        for rows in self.batch_rows(client, round, plan):
+            chosen = torch.from_numpy(rows)
             yield self.x[chosen], self.y[chosen]
+
+    def batch_rows(self, client: int, round: int, plan: LocalPlan) -> list[np.ndarray]:
+        """The rows of each mini-batch, from the stream (seed, "batches", round, client)."""
+        rows = self.train[client]
+        return [rows[positions] for positions in plan.batches(len(rows), stream(self.seed, "batches", round, client))]
 
     def examples(self, shards: Shards, client: int) -> tuple[Tensor, Tensor] | None:
         """All rows of one of the client's shards; None where it is empty."""
