@@ -17,8 +17,9 @@ from fedaccord.core.optimizer import LOCAL_OPTIMIZERS
 from fedaccord.core.rng import stream
 from fedaccord.core.schedule import SCHEDULES
 from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS
-from fedaccord.experiment import CHOICES, Experiment, RunOptions, RuntimeOptions, plain
+from fedaccord.experiment import CHOICES, Experiment, RunOptions, plain
 from fedaccord.partition import SCHEMES
+from fedaccord.runtime.options import RuntimeOptions
 
 BASE = """
 [task]

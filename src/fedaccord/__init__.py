@@ -27,6 +27,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "core.schedule": ("Constant", "Cosine", "Exponential"),
     "core.server_optimizer": ("ServerAdagrad", "ServerAdam", "ServerSgd", "ServerYogi"),
     "experiment": ("Devices",),
+    "runtime.options": ("RuntimeOptions",),
     "sampling": ("Coin", "Scripted", "StabilityAware", "Uniform"),
     "aggregation.policy": ("BySize", "Equal"),
     "measures": ("Measures",),

@@ -9,9 +9,9 @@ import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,6 @@ from fedaccord.experiment import (
     Initial,
     Prepared,
     RunOptions,
-    RuntimeOptions,
     measured,
     partition_summary,
     plain,
@@ -44,7 +43,8 @@ from fedaccord.experiment import (
 from fedaccord.federation import RunState
 from fedaccord.measures import Measures
 from fedaccord.partition import Partition, Partitioner
-from fedaccord.runs import Record, RunFolder, lines_of
+from fedaccord.runs import Record, RunFolder, lines_of, read
+from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
 from fedaccord.tasks import Task
 from fedaccord.tasks.memory import require_memory
@@ -78,6 +78,7 @@ def run(
     keep_weights: bool = True,
     stop_at: float | None = None,
     stop_metric: str = "accuracy",
+    runtime: str | RuntimeOptions = "auto",
     state: str = "memory",
     debug: bool = False,
     measures: Measures | None = None,
@@ -95,6 +96,7 @@ def run(
     initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.
     measures: how flat the final model lies (`Measures()`), into `Run.record.measures`, the folder's measures.json and the report.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
+    runtime: "sequential", "vectorized", "pool", or "auto" (measured once on this machine), or `RuntimeOptions` with more detail.
     state: "memory", or "memory_mapped" (needs a folder). debug: stop at the first NaN, naming client, round and step.
 
     Raises ConfigError (2xx), DataError and PartitionError (3xx); a client's bad upload is never an error, it is in `Run.rounds`.
@@ -107,7 +109,7 @@ def run(
         server_optimizer=server_optimizer,
         aggregation=Aggregation(policy or BySize(), local_parts),  # type: ignore[arg-type]
         devices=devices,
-        runtime=RuntimeOptions(state=state, debug=debug),  # type: ignore[arg-type]
+        runtime=_runtime_options(runtime, state, debug),
         cohort=cohort,
         rounds=rounds,
         seed=seed,
@@ -132,6 +134,12 @@ def run(
         resume=resume,
         telemetry=(_Warns(), *(telemetry or ())),
     )
+
+
+def _runtime_options(runtime: str | RuntimeOptions, state: str, debug: bool) -> RuntimeOptions:
+    if isinstance(runtime, RuntimeOptions):
+        return replace(runtime, state=state if state != "memory" else runtime.state, debug=debug or runtime.debug)  # type: ignore[arg-type]
+    return RuntimeOptions(runtime, state=state, debug=debug)  # type: ignore[arg-type]
 
 
 def experiment_of(
@@ -268,26 +276,31 @@ def execute(
     resume: bool = False,
     telemetry: Sequence[Telemetry] = (),
     should_stop: Callable[[], bool] = lambda: False,
-    experiment_toml: str | None = None,
+    to_toml: Callable[[Mapping[str, Any], Mapping[str, str]], str] | None = None,
 ) -> Run:
     """Run an experiment to its end, to its target, or until `should_stop()` after a round; in every case the run can be resumed.
 
-    tables: the experiment as plain data, for the records; sources: where each value came from.
+    tables: the experiment as plain data, for the records; sources: where each value came from; to_toml: how both are written.
     """
     with one_thread():
         _check_folder(folder, resume)
+        if resume and folder:
+            experiment = replace(experiment, runtime=_as_it_began(experiment.runtime, read(folder).experiment))
         prepared = prepare(experiment, task, initial, folder)
+        experiment = prepared.experiment
+        tables, sources = _with_runtime(experiment.runtime, tables, sources)
+        logging.getLogger("fedaccord").info("runtime: %s (%s)", experiment.runtime.name, prepared.reason)
         record = Record(
             tables,
             sources,
-            _provenance(experiment, task, tables, prepared.start),
+            {**_provenance(experiment, task, tables, prepared.start), "runtime": f"{experiment.runtime.name}: {prepared.reason}"},
             partition_summary(experiment, task, prepared.partition),
             folder=folder,
         )
         if folder is None and experiment.run.keep_weights:
             needed = experiment.run.rounds * num_bytes(prepared.start.server.w)
             require_memory(needed, "the weights of every round", "run.keep_weights", "Set keep_weights to false, or give the run a folder")
-        disk, state = _open(folder, resume, record, prepared, experiment_toml)
+        disk, state = _open(folder, resume, record, prepared, to_toml and to_toml(tables, sources))
         sinks = Tee(tuple(telemetry))
         weights = {0: prepared.start.server.w}
         try:
@@ -358,6 +371,21 @@ def _drive(
             disk.set_status(record.status)
         telemetry.emit(Event("run_finished", record.status))
     return state
+
+
+def _as_it_began(asked: RuntimeOptions, earlier: Mapping[str, Any]) -> RuntimeOptions:
+    """What the call leaves open is what the run began with, whatever a calibration would say today."""
+    began, default = earlier.get("runtime", {}), RuntimeOptions()
+    is_open = [each.name for each in fields(asked) if getattr(asked, each.name) == getattr(default, each.name) in ("auto", None)]
+    return replace(asked, **{name: began[name] for name in is_open if name in began})
+
+
+def _with_runtime(settled: RuntimeOptions, tables: dict[str, Any], sources: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tables and sources with the runtime that was settled."""
+    before, now = tables.get("runtime", {}), plain(settled)
+    chosen = {f"runtime.{name}": "chosen" for name, value in now.items() if before.get(name) != value}
+    kept = {name: source for name, source in sources.items() if not name.startswith("runtime.") or name.partition(".")[2] in now}
+    return {**tables, "runtime": now}, {**kept, **chosen}
 
 
 def _keep(disk: RunFolder | None, weights: dict[int, Tensor], state: RunState) -> None:

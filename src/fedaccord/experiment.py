@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -34,11 +34,15 @@ from fedaccord.core.vector import Buffers, FlatModel, batch_norm_parameters
 from fedaccord.federation import Federation, RunState, Target
 from fedaccord.measures import Measures, PooledLoss, measure, unmeasured
 from fedaccord.partition import IID, SCHEMES, Attributes, Partition, Partitioner, label_counts, summary
-from fedaccord.runtime.client import Clients
-from fedaccord.runtime.evaluation import evaluate
+from fedaccord.runtime.base import Runtime
+from fedaccord.runtime.choice import Chosen, choose
+from fedaccord.runtime.client import Clients, Request
+from fedaccord.runtime.evaluation import Metric, evaluate
+from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
 from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
+from fedaccord.runtime.vectorized import Vectorized
 from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform
 from fedaccord.tasks import Examples, Task
 from fedaccord.tasks.memory import require_memory
@@ -55,15 +59,6 @@ class Aggregation:
     policy: Policy = field(default_factory=BySize)
     local_parts: LocalParts | Literal["method"] = "method"  # what stays with each client; method: what the method says, mostly none
     max_examples: Positive | None = None  # the largest sample count that a client may report; default: the training examples of the task
-
-
-@dataclass(frozen=True)
-class RuntimeOptions:
-    """Where clients run and what they keep lies."""
-
-    name: Literal["sequential"] = "sequential"
-    state: Literal["memory", "memory_mapped"] = "memory"
-    debug: bool = False  # stop at the first non-finite value, naming client, round and step
 
 
 @dataclass(frozen=True)
@@ -112,6 +107,8 @@ class Experiment:
 class Prepared(NamedTuple):
     """An experiment with its data: ready to run."""
 
+    experiment: Experiment  # nothing in it is open any more
+    reason: str  # why this runtime
     federation: Federation
     start: RunState
     model: FlatModel
@@ -148,13 +145,13 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         device_of=partial(_device, experiment.devices, _weak_clients(experiment, len(data))),
         debug=experiment.runtime.debug,
     )
-    runtime = Sequential(clients, task.metrics, states)
     max_examples = experiment.aggregation.max_examples or max(task.num_examples, int(partition.shards.sizes.max()))
     template = upload_template(algorithm, w, model.layout)
     if not all(isinstance(leaf, Tensor) for leaf in children(template).values()) or "delta" not in children(template):
         what = f"{type(experiment.algorithm).__name__} uploads {sorted(children(template))}"
         raise ConfigError("E216", what, "algorithm", "An upload is a NamedTuple of tensors, and one of them is called delta")
     _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
+    chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
@@ -167,7 +164,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         raise ConfigError("E205", f"unknown metric {run.stop_metric!r}", "run.stop_metric", known)
     federation = Federation(
         algorithm=algorithm,
-        runtime=runtime,
+        runtime=_runtime(chosen, clients, task.metrics, states),
         guard=guard,
         plan=experiment.local,
         rounds=run.rounds,
@@ -180,7 +177,23 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         evaluate_clients_every=run.evaluate_clients_every,
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
-    return Prepared(federation, federation.start(w, buffers), model, data, partition)
+    experiment = replace(experiment, runtime=chosen.options)
+    return Prepared(experiment, chosen.reason, federation, federation.start(w, buffers), model, data, partition)
+
+
+def _choice(experiment: Experiment, algorithm: Algorithm, clients: Clients, w: Tensor, buffers: Buffers) -> Chosen:
+    """Where the clients run."""
+    run, plan = experiment.run, experiment.local
+    lr = plan.lr * plan.schedule.factor(1, run.rounds)
+    request = Request(algorithm, algorithm.broadcast(algorithm.init_server(w)), buffers, plan, 1, lr)
+    cohort = run.cohort.draw(1, len(clients.data), run.seed)
+    return choose(experiment.runtime, clients, request, [int(client) for client in cohort], run.rounds)
+
+
+def _runtime(chosen: Chosen, clients: Clients, metrics: Mapping[str, Metric], states: ClientStates) -> Runtime:
+    if chosen.options.name == "vectorized":
+        return Vectorized(clients, metrics, states, chosen.per_example, chosen.options.block)
+    return Sequential(clients, metrics, states)
 
 
 def flat_model(experiment: Experiment, task: Task) -> FlatModel:

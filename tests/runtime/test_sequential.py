@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import fedaccord as fa
 from fedaccord.algorithms import REGISTRY
 from fedaccord.core.errors import NonFiniteError, UploadError
-from fedaccord.experiment import Aggregation, Experiment, Prepared, RunOptions, RuntimeOptions, prepare
+from fedaccord.experiment import Aggregation, Experiment, Prepared, RunOptions, prepare
+from fedaccord.runtime.options import RuntimeOptions
 
 PLAN = fa.LocalPlan(lr=0.1, epochs=2, batch_size=5)
 

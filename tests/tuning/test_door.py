@@ -16,8 +16,9 @@ import torch.nn.functional as F
 import fedaccord as fa
 from fedaccord.api import experiment_of
 from fedaccord.core.errors import ConfigError
-from fedaccord.experiment import Aggregation, RuntimeOptions
+from fedaccord.experiment import Aggregation
 from fedaccord.federation import RoundResult
+from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.tuning import Range, Request, Tuned, tune_experiment
 from fedaccord.tuning.door import Watcher
 from fedaccord.tuning.space import Point

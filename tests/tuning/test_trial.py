@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import fedaccord as fa
 from fedaccord.core.errors import ConfigError, FedaccordError
-from fedaccord.experiment import Experiment, RunOptions, RuntimeOptions, share_out
+from fedaccord.experiment import Experiment, RunOptions, share_out
+from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.runtime.sequential import Sequential
 from fedaccord.tuning.stages import Stage
 from fedaccord.tuning.trial import Interrupted, experiment_of, measure

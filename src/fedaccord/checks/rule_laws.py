@@ -14,7 +14,7 @@ from fedaccord.checks.law import Breach
 from fedaccord.checks.trial import SCRIPT, Trial, make_task, mlp, prepare_trial, run_traced
 from fedaccord.checks.watched import Notes, Watched, first_difference
 from fedaccord.core.state import children, to_arrays
-from fedaccord.experiment import RuntimeOptions
+from fedaccord.runtime.options import RuntimeOptions
 
 ROUNDS = len(SCRIPT) + 1  # warm-ups end, and clients come back
 PURE = "Return new values: kept._replace(dual=...), torch.add instead of add_"
@@ -24,7 +24,7 @@ def _watch(trial: Trial, around: Any) -> None:
     """A run with client validation, whose rules go through `around`. What a rule raises ends it."""
     watched: Any = Watched(trial.algorithm, around)
     options: dict[str, Any] = {"rounds": ROUNDS, "cohorts": (*SCRIPT, SCRIPT[0]), "client_validation": 0.2}
-    run_traced(watched, make_task(mlp), runtime=RuntimeOptions(debug=True), **options)
+    run_traced(watched, make_task(mlp), runtime=RuntimeOptions("sequential", debug=True), **options)
     if around.breaches:
         raise around.breaches[0]
 

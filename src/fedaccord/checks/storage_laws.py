@@ -13,8 +13,8 @@ from fedaccord.checks.trial import ROUNDS, Trial, make_task, prepare_trial, trac
 from fedaccord.checks.watched import first_difference
 from fedaccord.core.arrays import save_arrays
 from fedaccord.core.state import from_arrays, to_arrays
-from fedaccord.experiment import RuntimeOptions
 from fedaccord.runs import Record, RunFolder
+from fedaccord.runtime.options import RuntimeOptions
 
 HALF = ROUNDS // 2
 TREES = "Build state from tensors, NamedTuples and dicts of them, and ()"
@@ -56,7 +56,7 @@ def resume(trial: Trial) -> None:
 def _resumed(trial: Trial, folder: Path, store: Any) -> list[Any]:
     """The bits of the second half, in a federation put together anew."""
     task = make_task(with_batch_norm_and_dropout)
-    options: dict[str, Any] = {"folder": folder, "runtime": RuntimeOptions(state=store)}
+    options: dict[str, Any] = {"folder": folder, "runtime": RuntimeOptions("sequential", state=store)}
     begun = prepare_trial(trial.algorithm, task, **options)
     disk = RunFolder.create(folder, Record({"run": {"rounds": ROUNDS}}))
     try:

@@ -20,12 +20,14 @@ from fedaccord.experiment import Experiment, Prepared, RunOptions, prepare
 from fedaccord.federation import RoundResult, RunState
 from fedaccord.partition import Explicit, Partitioner
 from fedaccord.runtime.base import ClientUpload, Runtime, RuntimeAround
+from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.sampling import Scripted, Uniform
 from fedaccord.tasks import Task
 
 SIZES = (30, 22, 14, 9, 5, 2, 1)  # examples: one-sample clients, one-class clients, 30:1
 ROUNDS = 4
 PLAN = LocalPlan(lr=0.1, epochs=2, batch_size=4)
+SEQUENTIAL = RuntimeOptions("sequential")
 SCRIPT = ((0, 2, 3, 5), (1, 2, 4, 6), (0, 1, 2, 3), (2, 4, 5, 6))  # who is asked in each round
 
 Ledger = Callable[[State, State], tuple[Tensor, Tensor]]  # (server, kept) -> the server's vector, and the client's that it is the mean of
@@ -149,6 +151,7 @@ def prepare_trial(
     partition: Partitioner | None = None,
     client_validation: float = 0.0,
     folder: Path | None = None,
+    runtime: RuntimeOptions = SEQUENTIAL,
     **sections: Any,
 ) -> Prepared:
     """Seven clients of 30 to 1 examples, `cohorts` by script (None: four drawn at random); `sections` of the experiment as they are."""
@@ -159,7 +162,7 @@ def prepare_trial(
         client_test=0.0,
         client_validation=client_validation,
     )
-    experiment = Experiment(partition=partition or shards(), algorithm=algorithm, local=local, run=run, **sections)
+    experiment = Experiment(partition=partition or shards(), algorithm=algorithm, local=local, runtime=runtime, run=run, **sections)
     return prepare(experiment, task or make_task(mlp), state_folder=folder)
 
 

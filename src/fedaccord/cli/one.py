@@ -41,6 +41,6 @@ def train(
         resume=resume,
         telemetry=telemetry,
         should_stop=should_stop,
-        experiment_toml=to_toml(resolved.tables, sources),
+        to_toml=to_toml,
     )
     return dict(run.record.status)

@@ -146,6 +146,7 @@ class FlatModel:
         others = {name: b.detach().clone() for name, b in self.module.named_buffers() if name not in names}
         self._passing = list(zip(others.values(), _slots(self.module, "_buffers", tuple(others)), strict=True))  # not persistent
         self._modes = [(part, part.training) for part in self.module.modules()]
+        self.channels_last = False  # pictures [B, C, H, W] are laid out so before they go in
 
     def train(self, mode: bool) -> None:
         """Before each client and each evaluation: the mode, and buffers that are not persistent as they were at first.
@@ -168,6 +169,8 @@ class FlatModel:
         for name, slots in self._buffer_slots.items():
             for place, key in slots:
                 place[key] = buffers[name]
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         outputs: Tensor = self.module(x)
         return outputs
 

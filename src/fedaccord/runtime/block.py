@@ -81,7 +81,9 @@ class Block:
         """What each client's training returned."""
         data, round = self._clients.data, self._request.round
         self._clients.model.train(True)
-        members = [Member(each, data.batch_rows(each.client, round, each.plan), data.validation[each.client]) for each in block]
+        members = [
+            Member(each, data.batch_rows(each.client, round, each.plan)[: each.num_steps], data.validation[each.client]) for each in block
+        ]
         found: dict[int, Trained] = {}
         for group in self._groups(members):
             found |= self._steps(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -42,10 +43,12 @@ class Assignment(NamedTuple):
     state: ClientState
     plan: LocalPlan  # with the client's own number of epochs
     two_pass_share: float
+    max_steps: int | None = None  # of a calibration
 
     @property
     def num_steps(self) -> int:
-        return self.plan.epochs * self.plan.steps_per_epoch(self.num_examples)
+        steps = self.plan.epochs * self.plan.steps_per_epoch(self.num_examples)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 class Answer(NamedTuple):
@@ -75,13 +78,19 @@ class Clients:
         assigned = self.assignment(request, client, found)
         if assigned.num_examples == 0:
             return self.without_data(request, client)
+        trained = self.attempt(request, assigned)
+        if isinstance(trained, Exception):
+            return self.failed(request, assigned, trained)
+        return self.answer(request, assigned, trained, time.perf_counter() - started)
+
+    def attempt(self, request: Request, assigned: Assignment) -> Trained | Exception:
+        """The client's training, or what a user's model or loss raised in it."""
         try:
-            trained = self._local_training(request, assigned)
+            return self._local_training(request, assigned)
         except NonFiniteError:
             raise
         except Exception as problem:
-            return self.failed(request, assigned, problem)
-        return self.answer(request, assigned, trained, time.perf_counter() - started)
+            return problem
 
     def assignment(self, request: Request, client: int, found: ClientState | None) -> Assignment:
         """The client's state, first one if it has none, and its share of the work."""
@@ -130,7 +139,7 @@ class Clients:
 
     def batches(self, request: Request, assigned: Assignment) -> Iterator[Examples]:
         """The client's mini-batches of this round."""
-        return self.data.batches(assigned.client, request.round, assigned.plan)
+        return islice(self.data.batches(assigned.client, request.round, assigned.plan), assigned.num_steps)
 
     def validation(self, client: int) -> Examples | None:
         """The client's own examples that do not train."""

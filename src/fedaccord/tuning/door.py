@@ -14,9 +14,10 @@ from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.server_optimizer import ServerOptimizer
-from fedaccord.experiment import Aggregation, Devices, Experiment, RuntimeOptions, plain
+from fedaccord.experiment import Aggregation, Devices, Experiment, plain
 from fedaccord.federation import RoundResult
 from fedaccord.partition import Partitioner
+from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.tasks import Task
 from fedaccord.tasks.nearest import did_you_mean
 from fedaccord.tuning import dynamic_sam

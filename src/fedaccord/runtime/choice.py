@@ -1,0 +1,209 @@
+"""Which runtime an experiment gets where it leaves that open: by a short calibration on its own clients, kept for this machine.
+
+Nothing that the calibration trains counts: methods are pure, and no state is settled. What it chose stands in the run's experiment, and
+resume follows that, whatever a later calibration would say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import nn
+
+from fedaccord.core.around import has_default_objective
+from fedaccord.core.errors import ConfigError
+from fedaccord.runtime.block import Block, NeedsDirection
+from fedaccord.runtime.client import Assignment, Clients, Request
+from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, cores
+from fedaccord.runtime.padding import PerExample, per_example_loss
+from fedaccord.runtime.vectorized import why_not
+
+CACHE = "FEDACCORD_CACHE"  # environment: the folder of what was measured on this machine
+SHORT = 2.0  # seconds: a run that takes no longer is not worth a calibration
+POOL_START = 3.0  # seconds until the workers have imported torch
+POOL_SHARE = 0.9  # of a core that a worker makes use of
+MARGIN, MARGIN_OF_FORMAT = 0.8, 0.95  # another runtime, or channels-last, has to take at most this share of the time
+FORMATS: tuple[MemoryFormat, MemoryFormat] = ("contiguous", "channels_last")
+FEW, STEPS = 16, 5  # clients of a calibration, and local steps of each
+
+
+class Chosen(NamedTuple):
+    """The options, none of them open any more, and why."""
+
+    options: RuntimeOptions
+    reason: str
+    per_example: PerExample | None = None  # of the vectorised runtime
+
+
+def choose(asked: RuntimeOptions, clients: Clients, request: Request, cohort: Sequence[int], rounds: int) -> Chosen:
+    """Settle what is open for a run of `rounds` rounds whose first request and cohort these are; sets the model's memory format.
+
+    E208 where `vectorized` is asked for and this model, method or plan cannot.
+    """
+    asked = replace(asked, name="sequential") if asked.debug and asked.name == "auto" else asked
+    working = [each for each in (clients.assignment(request, client, None) for client in cohort) if each.num_examples]
+    obstacle = why_not(clients.model, request.plan) or ("runtime.debug looks at every step" if asked.debug else None)
+    if asked.name == "vectorized":
+        obstacle = obstacle or (_fails(clients, request, [each._replace(max_steps=1) for each in working[:2]]) if working else None)
+        if obstacle:
+            remedy = "Use runtime.name = 'pool' or 'auto'"
+            raise ConfigError("E208", f"clients cannot be vectorised: {obstacle}", "runtime.name", remedy)
+    chosen = Chosen(asked, "as asked")
+    if working and (asked.name == "auto" or asked.memory_format == "auto"):
+        key = _key(asked, clients, request, len(cohort), rounds)
+        chosen = _remembered(key, asked) or _measured(asked, clients, request, working, len(cohort), rounds, obstacle)
+        _remember(key, chosen)
+    settled = _settled(chosen.options)
+    clients.model.channels_last = settled.memory_format == "channels_last"
+    return chosen._replace(options=settled, per_example=_padding(clients, request) if settled.name == "vectorized" else None)
+
+
+def _padding(clients: Clients, request: Request) -> PerExample | None:
+    """The loss of each example where batches may be padded."""
+    data = clients.data
+    if not has_default_objective(request.algorithm) or not len(data.train.indices):
+        return None
+    rows = torch.from_numpy(data.train.indices[:5])
+    return per_example_loss(clients.model, clients.loss, data.x[rows], data.y[rows])
+
+
+def _settled(options: RuntimeOptions) -> RuntimeOptions:
+    """What is still open gets the plainest answer; options of another runtime are left out."""
+    name = "sequential" if options.name == "auto" else options.name
+    memory_format = "contiguous" if options.memory_format == "auto" else options.memory_format
+    workers = (options.workers or cores()) if name == "pool" else None
+    return replace(options, name=name, memory_format=memory_format, workers=workers, block=options.block if name == "vectorized" else None)
+
+
+def _measured(
+    asked: RuntimeOptions,
+    clients: Clients,
+    request: Request,
+    working: list[Assignment],
+    size: int,
+    rounds: int,
+    obstacle: str | None,
+) -> Chosen:
+    """The runtime with the smallest estimate for the whole run, and the estimates in words."""
+    few = [each._replace(max_steps=STEPS) for each in working[:: max(1, len(working) // FEW)][:FEW]]
+    all_steps, model = sum(each.num_steps for each in working), clients.model
+
+    def of_a_round(measured: list[Assignment], work: Callable[[], Any]) -> float:
+        return _seconds(work) * all_steps / sum(each.num_steps for each in measured)
+
+    def one_by_one() -> None:
+        for each in few[:3]:
+            if isinstance(problem := clients.attempt(request, each), Exception):
+                raise problem
+
+    formats: tuple[MemoryFormat, ...] = (asked.memory_format,)
+    if asked.memory_format == "auto":
+        formats = FORMATS if _has_pictures(clients) else FORMATS[:1]
+    sequential: dict[MemoryFormat, float] = {}
+    try:
+        for memory_format in formats:
+            model.channels_last = memory_format == "channels_last"
+            sequential[memory_format] = of_a_round(few[:3], one_by_one)
+            if sequential[memory_format] * rounds < SHORT:
+                chosen = replace(asked, name="sequential" if asked.name == "auto" else asked.name, memory_format=memory_format)
+                return Chosen(chosen, f"the whole run takes some {max(sequential[memory_format] * rounds, 0.1):.1f} s")
+        memory_format = min(sequential, key=lambda each: sequential[each] / (MARGIN_OF_FORMAT if each == FORMATS[1] else 1.0))
+        times: dict[str, float] = {"sequential": sequential[memory_format]}
+        reason = "" if len(formats) == 1 else f"{memory_format}: " + ", ".join(f"{name} {t:.2g} s" for name, t in sequential.items())
+        if asked.name != "auto":
+            return Chosen(replace(asked, memory_format=memory_format), reason or "as asked")
+        model.channels_last = False
+        obstacle = obstacle or _fails(clients, request, few[:2])
+        if not obstacle:
+            times["vectorized"] = of_a_round(few, lambda: _side_by_side(clients, request, few))
+    except Exception as problem:  # a user's model that fails here fails again in round 1, where it is reported as it should be
+        return Chosen(asked, f"the calibration failed: {type(problem).__name__}: {problem}")
+    workers = min(asked.workers or cores(), size)
+    if workers > 1:
+        times["pool"] = times["sequential"] / (POOL_SHARE * workers) + POOL_START / rounds
+    best: Any = min(times, key=lambda name: times[name] / (1.0 if name == "sequential" else MARGIN))
+    shown = ", ".join(f"{name} {seconds:.2g} s" for name, seconds in times.items())
+    text = f"a round is estimated at: {shown}" + (f"; not vectorised: {obstacle}" if obstacle else "") + (f"; {reason}" if reason else "")
+    return Chosen(replace(asked, name=best, memory_format=FORMATS[0] if best == "vectorized" else memory_format), text)
+
+
+def _has_pictures(clients: Clients) -> bool:
+    """Whether a memory format is a question here."""
+    return clients.data.x.dim() == 4 and any(isinstance(part, nn.Conv2d) for part in clients.model.module.modules())
+
+
+def _side_by_side(clients: Clients, request: Request, working: list[Assignment]) -> Any:
+    block = sorted(working, key=lambda each: (-each.num_steps, each.client))
+    try:
+        return Block(request, clients, _padding(clients, request), draws_directions=False).trained(block)
+    except NeedsDirection:
+        return Block(request, clients, _padding(clients, request), draws_directions=True).trained(block)
+
+
+def _fails(clients: Clients, request: Request, working: list[Assignment]) -> str | None:
+    """Why these clients cannot be trained side by side."""
+    try:
+        _side_by_side(clients, request, working)
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+    return None
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """CPU time, the better of two: another process may hold the core in one of them."""
+    taken = []
+    for _ in range(2):
+        started = time.process_time()
+        work()
+        taken.append(time.process_time() - started)
+    return max(min(taken), 1e-6)
+
+
+def _key(asked: RuntimeOptions, clients: Clients, request: Request, size: int, rounds: int) -> str:
+    """The same for runs that cost the same: of other seeds, or with other learning rates."""
+    layout, data = clients.model.layout, clients.data
+    parts = (
+        (asked, cores(), size, rounds),
+        (layout.names, layout.shapes, str(layout.dtype), layout.kinds, type(clients.model.module).__qualname__),
+        (type(request.algorithm).__qualname__, request.plan.batch_size, request.plan.epochs, type(request.plan.optimizer).__name__),
+        (tuple(data.x.shape[1:]), str(data.x.dtype), len(data.train.indices), len(data)),
+        (torch.__version__, platform.machine(), platform.node()),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _cache() -> Path:
+    base = os.environ.get(CACHE) or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fedaccord")
+    return Path(base) / "calibration"
+
+
+def _remembered(key: str, asked: RuntimeOptions) -> Chosen | None:
+    """What was chosen before; None where nothing was, or nothing that can be read."""
+    try:
+        found = json.loads((_cache() / f"{key}.json").read_text())
+        name, memory_format, reason = found["name"], found["memory_format"], str(found["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if name not in get_args(RuntimeName) or memory_format not in get_args(MemoryFormat):
+        return None
+    return Chosen(replace(asked, name=name, memory_format=memory_format), reason)
+
+
+def _remember(key: str, chosen: Chosen) -> None:
+    """A cache that cannot be written is no cache."""
+    options = chosen.options
+    with contextlib.suppress(OSError):
+        _cache().mkdir(parents=True, exist_ok=True)
+        aside = _cache() / f"{key}.{os.getpid()}"
+        aside.write_text(json.dumps({"name": options.name, "memory_format": options.memory_format, "reason": chosen.reason}))
+        aside.rename(_cache() / f"{key}.json")

@@ -1,0 +1,32 @@
+"""Where clients run, as an experiment says it; what it leaves open is settled before round 1 and written down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from fedaccord.core.algorithm import PositiveCount
+
+RuntimeName = Literal["auto", "sequential", "vectorized", "pool"]
+MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+CORES = "FEDACCORD_CORES"  # environment: how many cores this process may use, where several share a machine
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Where clients run and what they keep lies. What is `auto` or left out is chosen from model, data and a short calibration."""
+
+    name: RuntimeName = "auto"
+    workers: PositiveCount | None = None  # processes of the pool; left out: one a core
+    block: PositiveCount | None = None  # clients that are vectorised together; left out: as many as fit
+    memory_format: MemoryFormat = "auto"  # of pictures inside the model; which is faster depends on the model
+    state: Literal["memory", "memory_mapped"] = "memory"
+    debug: bool = False  # stop at the first non-finite value, naming client, round and step
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get(CORES, "")
+    return max(1, min(found, int(asked))) if asked.isdecimal() else found
