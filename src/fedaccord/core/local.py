@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -207,4 +208,6 @@ def epoch_means(losses: Sequence[float], epochs: int) -> tuple[float, ...]:
     """Mean of a round's step losses for each local epoch."""
     if not losses:
         return ()
-    return tuple(float(np.mean(part)) for part in np.array_split(np.asarray(losses, dtype=np.float64), min(epochs, len(losses))))
+    size, longer = divmod(len(losses), min(epochs, len(losses)))  # the first `longer` epochs have one step more
+    ends = [size * epoch + min(epoch, longer) for epoch in range(min(epochs, len(losses)) + 1)]
+    return tuple(sum(losses[start:end]) / (end - start) for start, end in itertools.pairwise(ends))

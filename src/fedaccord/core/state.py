@@ -27,6 +27,14 @@ def map_state(function: Callable[..., Tensor], first: State, *others: State) -> 
     return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
+def tensors_of(state: State) -> list[Tensor]:
+    """The tree's tensors, in the order in which `separated` has them."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
 def separated(state: State) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], State], tuple[Any, ...]]:
     """The tree's tensors; a function that puts others in their places; and what is no tensor (numbers that steer a method)."""
     tensors: list[Tensor] = []

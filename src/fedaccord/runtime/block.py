@@ -17,7 +17,7 @@ from torch import Tensor
 from fedaccord.core.algorithm import RoundStart, Work
 from fedaccord.core.batch import BoundBatch, FunctionalGrad
 from fedaccord.core.local import Trained, local_step
-from fedaccord.core.state import State, separated
+from fedaccord.core.state import State, separated, tensors_of
 from fedaccord.runtime.client import Assignment, Clients, Request
 from fedaccord.runtime.padding import Padded, PerExample
 
@@ -272,9 +272,9 @@ def _concatenated(parts: list[Carry]) -> Carry:
 
 def _stacked(states: Sequence[State]) -> tuple[list[Tensor], Rebuild, tuple[Any, ...]]:
     """Trees of one shape as one tree of [C, ...] tensors."""
-    split = [separated(state) for state in states]
-    tensors = [torch.stack(each) for each in zip(*(own for own, _, _ in split), strict=True)]
-    return tensors, split[0][1], split[0][2]
+    _, rebuild, told = separated(states[0])
+    tensors = [torch.stack(each) for each in zip(*map(tensors_of, states), strict=True)]
+    return tensors, rebuild, told
 
 
 def _unbound(tensors: list[Tensor], members: list[Member]) -> list[list[Tensor]]:
