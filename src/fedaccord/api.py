@@ -245,7 +245,7 @@ class Run:
                 "E210", f"there is no round {wanted}", "Run.weights", f"The run has {self.final.round} rounds; 0 is the start"
             )
         if wanted in self._weights:
-            return self._weights[wanted].clone()
+            return self._weights[wanted].cpu().clone()
         if self._folder is not None and 0 < wanted <= self.final.round:
             return self._folder.weights(wanted)
         raise ConfigError("E210", f"the weights of round {wanted} were not kept", "Run.weights", "Run with keep_weights=True")
@@ -492,7 +492,7 @@ def _provenance(experiment: Experiment, task: Task, tables: dict[str, Any], star
 def _hash(arrays: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, array in arrays.items():
-        digest.update(name.encode() + array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + array.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -139,7 +139,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     states = _states(experiment, like, len(data), state_folder)
     clients = Clients(
         model,
-        task.loss,
+        task.loss.to(w.device) if isinstance(task.loss, nn.Module) else task.loss,
         data,
         local_buffers=has_local_buffers,
         device_of=partial(_device, experiment.devices, _weak_clients(experiment, len(data))),
@@ -150,6 +150,9 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     if not all(isinstance(leaf, Tensor) for leaf in children(template).values()) or "delta" not in children(template):
         what = f"{type(experiment.algorithm).__name__} uploads {sorted(children(template))}"
         raise ConfigError("E216", what, "algorithm", "An upload is a NamedTuple of tensors, and one of them is called delta")
+    if experiment.local.same_masks and w.device.type != "cpu":
+        what = "the same dropout masks in every pass are drawn on the CPU alone"
+        raise ConfigError("E208", what, "local.same_masks", "Leave it out, or use runtime.device = 'cpu'")
     _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
     chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
@@ -198,8 +201,19 @@ def _runtime(chosen: Chosen, clients: Clients, metrics: Mapping[str, Metric], st
 
 def flat_model(experiment: Experiment, task: Task) -> FlatModel:
     """The task's model as this experiment trains it: parts that stay with the clients are no part of its vector."""
-    module = task.build_model(experiment.run.seed)
+    module = task.build_model(experiment.run.seed).to(_place(experiment.runtime.device))
     return FlatModel(module, own=batch_norm_parameters(module) if local_parts_of(experiment) == "batch_norm" else ())
+
+
+def _place(name: str) -> torch.device:
+    """The device of this name. E208 where this machine, or this build of torch, has none."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        what = f"there is no device {name!r} here: {str(problem).splitlines()[0]}"
+        raise ConfigError("E208", what, "runtime.device", "Use runtime.device = 'cpu', or a torch that supports it") from None
+    return device
 
 
 def local_parts_of(experiment: Experiment) -> LocalParts:
@@ -252,7 +266,8 @@ def share_out(experiment: Experiment, task: Task) -> tuple[Population, Partition
     if run.train_share < 1:
         train, _ = Partition(train, duplicates=partition.duplicates).holdout(1 - run.train_share, task.labels, stream(seed, "train-share"))
     x = task.train.x if partition.noise is None else _noisy(task.train.x, partition, seed)
-    return Population(x, task.train.y, train, validation, held_out, seed), partition
+    device = _place(experiment.runtime.device)
+    return Population(x.to(device), task.train.y.to(device), train, validation, held_out, seed), partition
 
 
 def _noisy(x: Tensor, partition: Partition, seed: int) -> Tensor:
@@ -278,14 +293,14 @@ def _given(initial: Tensor | np.ndarray | nn.Module | Mapping[str, Tensor], mode
         if changed:
             what = f"the frozen parameter {changed[0]!r} is not the model's"
             raise ConfigError("E112", what, "initial", "Put frozen parameters into the task's model")
-        w = model.layout.flatten(tensors)
+        w = model.layout.flatten(tensors).to(model.initial_w.device)
     else:
-        w = torch.as_tensor(initial).detach().to(model.layout.dtype).reshape(-1).clone()
+        w = torch.as_tensor(initial).detach().to(model.initial_w).reshape(-1).clone()
     if len(w) != model.layout.size:
         raise ConfigError("E112", f"the initial weights have {len(w)} numbers, the model has {model.layout.size}", "initial")
     if not torch.isfinite(w).all():
         raise ConfigError("E112", "the initial weights hold NaN or Inf", "initial")
-    return w, {name: tensors[name].to(own.dtype).clone() if name in tensors else own for name, own in model.initial_buffers.items()}
+    return w, {name: tensors[name].to(own).clone() if name in tensors else own for name, own in model.initial_buffers.items()}
 
 
 def _states(experiment: Experiment, like: Any, population: int, folder: Path | None) -> ClientStates:
@@ -307,8 +322,11 @@ def _evaluator(model: FlatModel, task: Task, examples: Examples | None, split: s
     if has_local_buffers:
         return partial(_unmeasured, "buffers are local to the clients: see their own metrics")
 
+    device = model.initial_w.device
+    x, y = examples.x.to(device), examples.y.to(device)
+
     def measure(w: Tensor, buffers: Buffers) -> Evaluation:
-        return evaluate(model, w, buffers, examples.x, examples.y, task.loss, task.metrics)
+        return evaluate(model, w, buffers, x, y, task.loss, task.metrics)
 
     return measure
 

@@ -222,9 +222,9 @@ class NoiseAdaptiveSAM(Algorithm):
         noise, _ = self._noise_of(kept)
         rho = (self.rho_base * (1 + self.b * noise)).clamp(self.rho_min, self.rho_max)
         radii, curved = zero + 1, zero
-        is_embedding = layout.where(lambda name, kind: kind.startswith("Embedding")).to(sent.w.device)
+        is_embedding = layout.where(lambda name, kind: kind.startswith("Embedding"))  # of the layout, so no value of a tensor
         if is_embedding.any():
-            radii = torch.where(is_embedding, self.embedding_scale, 1.0).to(sent.w)
+            radii = torch.where(is_embedding.to(sent.w.device), self.embedding_scale, 1.0).to(sent.w)
         if self.curvature:
             curved = CURVED[self.curved_layers](layout).to(sent.w)
         random, layers = start.random_direction(), _positions(layout)

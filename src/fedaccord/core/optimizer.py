@@ -72,9 +72,7 @@ class Adam:
     epsilon: Positive = 1e-8
 
     def init(self, w: Tensor) -> AdamMoments:
-        return AdamMoments(
-            torch.zeros_like(w), torch.zeros_like(w), torch.zeros((), dtype=torch.float64)
-        )  # 1 - 0.999^k loses 4 digits in float32
+        return AdamMoments(torch.zeros_like(w), torch.zeros_like(w), w.new_zeros((), dtype=torch.float64))
 
     def step(self, w: Tensor, direction: Tensor, moments: AdamMoments, lr: float, into: Tensor | None = None) -> tuple[Tensor, AdamMoments]:
         k = moments.step + 1

@@ -33,17 +33,23 @@ def torch_seed(seed: int, *names: Name) -> int:
 
 
 @contextmanager
-def layers_draw_from(seed: int, *names: Name) -> Iterator[None]:
-    """Inside, torch's global CPU generator is the stream called `names` (dropout, initial weights); afterwards it is as it was.
+def layers_draw_from(seed: int, *names: Name, device: torch.device | None = None) -> Iterator[None]:
+    """Inside, torch's global CPU generator, and that of a CUDA device, are the stream called `names` (dropout, initial weights);
+    afterwards they are as they were.
 
-    Not `torch.manual_seed`, which reseeds every accelerator as well and formats a stack trace for each.
+    Not `torch.manual_seed`, which reseeds every accelerator and formats a stack trace for each.
     """
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(torch_seed(seed, *names))
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(torch_seed(seed, *names))
     try:
         yield
     finally:
-        torch.default_generator.set_state(before)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 def torch_stream(seed: int, *names: Name) -> torch.Generator:

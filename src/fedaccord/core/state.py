@@ -91,7 +91,7 @@ def to_arrays(state: State, path: str = "") -> dict[str, Tensor]:
 
 
 def from_arrays(like: State, arrays: dict[str, Tensor], path: str = "") -> State:
-    """The inverse of `to_arrays`, in the shape of `like`. E110 names a leaf that is missing or of another shape or dtype."""
+    """The inverse of `to_arrays`, in the shape of `like` and on its device. E110 names a leaf that is missing or does not fit."""
     if isinstance(like, Tensor):
         found = arrays.get(path)
         if found is None or found.shape != like.shape or found.dtype != like.dtype:
@@ -101,7 +101,7 @@ def from_arrays(like: State, arrays: dict[str, Tensor], path: str = "") -> State
                 f"{path!r} is {seen}, expected {tuple(like.shape)} {like.dtype}",
                 remedy="The state belongs to another model or method",
             )
-        return found
+        return found.to(like.device)
     parts = {name: from_arrays(part, arrays, f"{path}.{name}" if path else name) for name, part in children(like).items()}
     if isinstance(like, dict):
         return parts

@@ -249,7 +249,7 @@ class Block:
         for into, own in zip(padded, rows, strict=True):
             into[: len(own)], into[len(own) :] = own, own[0]
         index, counts = torch.from_numpy(padded), np.arange(longest) < lengths[:, None]
-        share = torch.from_numpy(counts / lengths[:, None]).to(self._request.sent.w.dtype)
+        share = torch.from_numpy(counts / lengths[:, None]).to(self._request.sent.w)
         return Examples(data.x[index], data.y[index], share)
 
 
@@ -287,7 +287,7 @@ def _unbound(tensors: list[Tensor], members: list[Member]) -> list[list[Tensor]]
 def _vmapped(function: Callable[..., Any], size: int, *arguments: Any) -> Any:
     """torch.func.vmap over the first dimension of every tensor in the arguments; also where there is none."""
     tensors, rebuild, _ = separated(tuple(map(_as_state, arguments)))
-    extra = torch.arange(size)
+    extra = torch.arange(size, device=tensors[0].device if tensors else None)
 
     def one(_: Tensor, *given: Tensor) -> Any:
         return function(*rebuild(given))

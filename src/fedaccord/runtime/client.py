@@ -148,15 +148,14 @@ class Clients:
     def random_direction(self, request: Request, client: int) -> Tensor:
         """A random unit vector [d] of this client and round."""
         w, generator = request.sent.w, torch_stream(self.data.seed, "direction", request.round, client)
-        drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=generator)
+        drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=generator).to(w.device)  # the same on every device
         return drawn.div(drawn.norm())
 
     def _local_training(self, request: Request, assigned: Assignment) -> Trained:
         client, state = assigned.client, assigned.state
         self.model.train(True)
-        with layers_draw_from(
-            self.data.seed, "layers", request.round, client
-        ):  # dropout depends on client and round, not on who came before
+        # Dropout depends on client and round, not on who came before.
+        with layers_draw_from(self.data.seed, "layers", request.round, client, device=request.sent.w.device):
             return local_training(
                 request.algorithm,
                 self.model,

@@ -30,6 +30,7 @@ def measured(outputs: Tensor, y: Tensor, loss: Loss, metrics: Mapping[str, Metri
     if len(y) == 0:
         return Evaluation(0, None, "no held-out examples")
     values: dict[str, float | None] = {"loss": float(loss(outputs, y))}
+    outputs, y = outputs.cpu(), y.cpu()  # metrics are numpy's and scikit-learn's
     values.update({name: metric(outputs, y) for name, metric in metrics.items()})
     known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
     missing = sorted(values.keys() - known.keys())

@@ -20,6 +20,7 @@ class RuntimeOptions:
     name: RuntimeName = "auto"
     workers: PositiveCount | None = None  # processes of the pool; left out: one a core
     block: PositiveCount | None = None  # clients that are vectorised together; left out: as many as fit
+    device: str = "cpu"  # where models and data lie: "cpu", or an accelerator as torch names it ("cuda", "cuda:1")
     memory_format: MemoryFormat = "auto"  # of pictures inside the model; which is faster depends on the model
     state: Literal["memory", "memory_mapped"] = "memory"
     debug: bool = False  # stop at the first non-finite value, naming client, round and step

@@ -142,7 +142,7 @@ class MemoryMapped:
             with (self._folder / f"{name}.bin").open("r+b") as file:
                 for client, row in rows.items():
                     file.seek(client * field.shape[1])
-                    file.write(row[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                    file.write(row[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
                 file.flush()
                 os.fsync(file.fileno())
 
