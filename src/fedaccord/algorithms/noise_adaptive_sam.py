@@ -265,7 +265,7 @@ class NoiseAdaptiveSAM(Algorithm):
         change = self._moved(kept.changes, (loss - kept.loss).abs())
         had_a_loss = kept.norms.num > 0
         changes = Statistics(*(torch.where(had_a_loss, new, old) for new, old in zip(change, kept.changes, strict=True)))
-        taken = (w.new_tensor(local.two_pass_steps) / work.steps).clamp(max=1)
+        taken = ((w.new_zeros(()) + local.two_pass_steps) / work.steps).clamp(max=1)
         return Upload(w - sent.w), Kept(norms, changes, loss, local.rho, local.noise, taken)
 
     def _moved(self, own: Statistics, value: Tensor) -> Statistics:
