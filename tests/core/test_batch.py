@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedaccord as fa
-from fedaccord.core.batch import BoundBatch, Numerics, ObjectiveGrad, micro_batches
+from fedaccord.core.batch import BoundBatch, Numerics, ObjectiveGrad, Part, micro_batches
 from fedaccord.core.precision import Scaler, first_scaler, next_scaler
 from fedaccord.core.vector import FlatModel, Layout
 
@@ -27,7 +27,7 @@ def grad_of(module: nn.Module, x: Tensor, y: Tensor, size: int | None = None, **
 
         return objective
 
-    parts = [(share, objective_of(part)) for share, part in micro_batches((x, y), size)]
+    parts = [Part(share, objective_of(part), part) for share, part in micro_batches((x, y), size)]
     buffers = {name: b.clone() for name, b in model.initial_buffers.items()}
     return ObjectiveGrad(parts, buffers, buffers, Numerics(**numerics), 0), model
 
@@ -85,7 +85,7 @@ def test_a_hessian_product_neither_moves_buffers_nor_takes_the_clean_passs_place
 
 def test_the_product_of_a_linear_objective_is_zero() -> None:
     objective = lambda buffers: lambda w: w.sum()  # noqa: E731
-    grad = ObjectiveGrad([(1.0, objective)], {}, {}, Numerics(), 0)
+    grad = ObjectiveGrad([Part(1.0, objective, (torch.ones(1), torch.ones(1)))], {}, {}, Numerics(), 0)
     assert grad.hessian_product(torch.ones(3), torch.ones(3)).tolist() == [0.0, 0.0, 0.0]
 
 

@@ -40,6 +40,9 @@ class BoundBatch:
         return self.buffers
 
 
+Differentiate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # (w [d], x [B, ...], y [B, ...]) -> (loss [], gradient [d])
+
+
 class Numerics(NamedTuple):
     """How gradients are computed, the same for all steps of a round."""
 
@@ -47,6 +50,7 @@ class Numerics(NamedTuple):
     precision: Precision = "float32"
     same_masks: bool = False
     own: Layout | None = None  # parameters that stay with the client; they lie among the buffers
+    differentiate: Differentiate | None = None  # the task's loss, to autograd's bits, where it is the whole objective; None: by autograd
 
 
 def micro_batches(example: Examples, size: int | None) -> Iterator[tuple[float, Examples]]:
@@ -58,6 +62,14 @@ def micro_batches(example: Examples, size: int | None) -> Iterator[tuple[float, 
         yield from ((len(own_x) / len(x), (own_x, own_y)) for own_x, own_y in zip(x.split(size), y.split(size), strict=True))
 
 
+class Part(NamedTuple):
+    """Some examples of a mini-batch, and the objective on them."""
+
+    share: float  # of the mini-batch
+    objective: Callable[[Buffers], Objective]
+    examples: Examples
+
+
 class ObjectiveGrad:
     """Gradient of a method's objective on one mini-batch; keeps the loss of its first pass and counts its passes.
 
@@ -67,7 +79,7 @@ class ObjectiveGrad:
 
     def __init__(
         self,
-        parts: Sequence[tuple[float, Callable[[Buffers], Objective]]],
+        parts: Sequence[Part],
         moving: Buffers | None,
         resting: Buffers,
         numerics: Numerics,
@@ -96,14 +108,14 @@ class ObjectiveGrad:
         total = torch.zeros_like(w)
         if self._numerics.same_masks:
             self._masks = _same_masks(self._masks)
-        for share, objective in self._parts:
+        for part in self._parts:
             leaf = w.detach().requires_grad_()
             with computing_in(self._numerics.precision, w):
-                loss = objective(self._resting_copy())(leaf)
+                loss = part.objective(self._resting_copy())(leaf)
             (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
             if gradient.requires_grad:  # else the objective is linear
                 (product,) = torch.autograd.grad(gradient @ v, leaf)
-                total = total + share * product
+                total = total + part.share * product
         self.passes += 2
         return total
 
@@ -112,22 +124,24 @@ class ObjectiveGrad:
         buffers = self._moving if self.first_loss is None and self._moving is not None else self._resting_copy()
         if self._numerics.same_masks:
             self._masks = _same_masks(self._masks)
-        (share, objective), *others = self._parts
-        loss, gradient, own = self._part(objective, buffers, w)
+        first, *others = self._parts
+        loss, gradient, own = self._part(first, buffers, w)
         if others:
-            loss, gradient, own = share * loss, share * gradient, None if own is None else share * own
-        for share, objective in others:
-            more = self._part(objective, buffers, w)
-            loss, gradient = loss + share * more[0], torch.add(gradient, more[1], alpha=share)
-            own = None if own is None or more[2] is None else torch.add(own, more[2], alpha=share)
+            loss, gradient, own = first.share * loss, first.share * gradient, None if own is None else first.share * own
+        for part in others:
+            more = self._part(part, buffers, w)
+            loss, gradient = loss + part.share * more[0], torch.add(gradient, more[1], alpha=part.share)
+            own = None if own is None or more[2] is None else torch.add(own, more[2], alpha=part.share)
         self.own_gradient = own
         return loss, gradient
 
-    def _part(self, objective: Callable[[Buffers], Objective], buffers: Buffers, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _part(self, part: Part, buffers: Buffers, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self._numerics.differentiate is not None:
+            return *self._numerics.differentiate(w, *part.examples), None
         layout, leaf = self._numerics.own, w.detach().requires_grad_()
         own = {name: buffers[name].detach().requires_grad_() for name in layout.names} if layout else {}
         with computing_in(self._numerics.precision, w):
-            loss = objective(buffers | own if own else buffers)(leaf)
+            loss = part.objective(buffers | own if own else buffers)(leaf)
         scaled = loss if self._scale is None else loss * self._scale
         gradient, *of_own = torch.autograd.grad(scaled, [leaf, *own.values()])
         flat = torch.cat([each.reshape(-1) for each in of_own]) if own else None

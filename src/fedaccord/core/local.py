@@ -15,7 +15,8 @@ from annotated_types import Gt
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, Objective, Positive, PositiveCount, RoundStart, Work
-from fedaccord.core.batch import BoundBatch, Examples, Loss, Numerics, ObjectiveGrad, micro_batches
+from fedaccord.core.around import has_default_objective
+from fedaccord.core.batch import BoundBatch, Differentiate, Examples, Loss, Numerics, ObjectiveGrad, Part, micro_batches
 from fedaccord.core.gradient import CLIP_SCOPES
 from fedaccord.core.optimizer import LocalOptimizer, Sgd
 from fedaccord.core.precision import Precision, first_scaler, next_scaler
@@ -94,17 +95,20 @@ def local_training(
     random_direction: Callable[[], Tensor],
     two_pass_share: float = 1.0,
     moments: Any = None,
+    differentiate: Differentiate | None = None,
     watch: Watch | None = None,
 ) -> Trained:
     """Train one client for one round.
 
     `batches()` starts the round's mini-batches afresh; `sent.w` is the global model, `buffers` the client's first buffers (not changed),
-    `moments` what its optimiser kept (None: it starts afresh).
+    `moments` what its optimiser kept (None: it starts afresh), `differentiate` the task's loss and gradient by other means than autograd.
     """
     first_buffers = buffers
     buffers = {name: b.clone() for name, b in buffers.items()}
     optimizer, scaler = plan.optimizer, first_scaler(sent.w) if plan.precision == "float16" else None
-    numerics = Numerics(plan.clip_norm if plan.clip_scope == "data_gradient" else None, plan.precision, plan.same_masks, model.own)
+    by_other_means = differentiate if has_default_objective(algorithm) and plan.precision == "float32" else None
+    max_norm = plan.clip_norm if plan.clip_scope == "data_gradient" else None
+    numerics = Numerics(max_norm, plan.precision, plan.same_masks, model.own, by_other_means)
     # What `begin` looks at has no second chance to be scaled less, so it is never in float16.
     exact = numerics if scaler is None else numerics._replace(precision="float32")
 
@@ -112,7 +116,7 @@ def local_training(
         def objective_of(part: Examples) -> Callable[[Buffers], Objective]:
             return lambda own: algorithm.objective(BoundBatch(model, loss, own, *part), sent, local)
 
-        parts = [(share, objective_of(part)) for share, part in micro_batches(example, plan.micro_batch)]
+        parts = [Part(share, objective_of(part), part) for share, part in micro_batches(example, plan.micro_batch)]
         if moving is None:
             return ObjectiveGrad(parts, None, first_buffers, exact, step)
         return ObjectiveGrad(parts, moving, moving, numerics, step, None if scaler is None else scaler.scale)
