@@ -56,8 +56,7 @@ class Captured:
         self._programs: dict[Batch, Program] = {}
         self._seen: dict[Batch, int] = {}
         self._refused_modes: set[bool] = set()
-        parts = list(model.module.modules())
-        self._mode = next((part for part in parts if part.training), model.module)  # the others follow it, or are frozen
+        self._mode = next((part for part, was_training in model._modes if was_training), model.module)  # the others follow, or are frozen
         if model.own:
             self._refuse_all("some parameters stay with each client: they come with the buffers")
         elif model.initial_buffers:

@@ -41,15 +41,11 @@ class _Writer:
         self.names |= {id(p): f"p{number}" for number, p in enumerate(recording.parameters)}
         for number, step in enumerate(result.steps):
             self._write(step, number)
-        for slice_number, part in (result.copies or {}).items():
-            target = f"d{slice_number}"
-            if part.shape != recording.parameters[slice_number].shape:
-                target = f"{self._global(torch.Tensor.view)}({target}, -1)"
-            self.lines.append(f"{self._global(torch.Tensor.copy_)}({target}, {self._text(part)})")
+        self._copy(result.copies or {})
         self.lines.append(f"return {self._text(result.loss)}, {self._text(result.gradient) if result.copies is None else 'd'}")
         # Below autograd: nothing here is differentiated again, and each call is spared looking whether it is.
         # The guard acts from the moment it is made, so it is made anew for each pass and only by `with`.
-        below_autograd = self._global(getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad))
+        below_autograd = self._global(getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad), "below_autograd")
         body = "".join(f"        {line}\n" for line in [*self._views(), *_freed(self.lines)])
         source = f"def step(w, x, y):\n    with {below_autograd}():\n{body}"
         exec(compile(source, "<captured step>", "exec"), self.globals)
@@ -60,17 +56,21 @@ class _Writer:
     def _views(self) -> list[str]:
         """One call for the views of w, and one for those of the gradient."""
         parameters = self.recording.parameters
-        unflatten, like = self._global(torch._C._nn.unflatten_dense_tensors), [p.new_empty(()).expand(p.shape) for p in parameters]
+        unflatten, like = (
+            self._global(torch._C._nn.unflatten_dense_tensors, "unflatten"),
+            [p.new_empty(()).expand(p.shape) for p in parameters],
+        )
         shapes = self._global(like)
         lines = ["".join(f"p{i}, " for i in range(len(parameters))) + f"= {unflatten}(w, {shapes})"]
         if self.needed.copies is not None:
-            lines.append(f"d = {self._global(torch.empty_like)}(w)")
+            empty_like = self._global(torch.empty_like, "empty_like")
+            lines.append(f"d = {empty_like}(w)")
             lines.append("".join(f"d{i}, " for i in range(len(parameters))) + f"= {unflatten}(d, {shapes})")
         return lines
 
     def _write(self, step: Step, number: int) -> None:
         args = [self._text(a) for a in step.args] + [f"{key}={self._text(value)}" for key, value in step.kwargs.items()]
-        function, outputs = self._global(_function(step)), step.call.outputs
+        function, outputs = self._global(_function(step), step.call.packet.rpartition(":")[2]), step.call.outputs
         if step.into is not None:
             if step.name == "aten::sum.dim_IntList":
                 args = args[:2]
@@ -82,6 +82,12 @@ class _Writer:
         self.names |= {id(t): f"v{number}_{position}" for position, t in enumerate(new)}
         call = f"{function}({', '.join(args)})"
         self.lines.append(f"{self._pattern(step.call.result)} = {call}" if new else call)
+
+    def _copy(self, parts: dict[int, Tensor]) -> None:
+        copy, view = self._global(torch.Tensor.copy_, "copy"), self._global(torch.Tensor.view, "view")
+        for number, part in parts.items():
+            target = f"d{number}" if part.shape == self.recording.parameters[number].shape else f"{view}(d{number}, -1)"
+            self.lines.append(f"{copy}({target}, {self._text(part)})")
 
     def _pattern(self, result: Any) -> str:
         """The left side of an assignment: names in the shape of what the call returns."""
@@ -102,11 +108,10 @@ class _Writer:
             return "[" + ", ".join(map(self._text, value)) + "]"
         return self._global(tuple(value) if isinstance(value, list) else value)
 
-    def _global(self, value: Any) -> str:
+    def _global(self, value: Any, word: str = "k") -> str:
         for name, known in self.globals.items():
             if known is value:
                 return name
-        word = re.sub(r"\W", "", getattr(value, "__name__", "k"))
         name = f"{word}_{len(self.globals)}"
         self.globals[name] = value
         return name

@@ -60,12 +60,16 @@ class Call:
         """The given tensors that the operator writes to, by its schema."""
         if not self.op._schema.is_mutable:
             return []
-        found: list[Tensor] = []
+        writes = [a.name for a in self.op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        return list(tensors_in([self.argument(name) for name in writes]))
+
+    def argument(self, name: str) -> Any:
+        """What the argument of this name was given, or its default; None where there is none such."""
         for position, argument in enumerate(self.op._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = self.args[position] if position < len(self.args) else self.kwargs.get(argument.name)
-                found += tensors_in(value)
-        return found
+            if argument.name == name:
+                given = self.args[position] if position < len(self.args) else self.kwargs.get(name)
+                return argument.default_value if given is None else given
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +161,14 @@ def refuse_what_cannot_be_replayed(recording: Recording) -> None:
     for call in recording.calls:
         if not isinstance(call.op, OpOverload):
             raise NotCapturable(f"the step calls {call.op}, which is no plain operator")
-        tags, where = call.op.tags, f"({call.name})"
-        if torch.Tag.nondeterministic_seeded in tags:
+        where = f"({call.name})"
+        if torch.Tag.nondeterministic_seeded in call.op.tags and call.argument("dropout_p") != 0:
             raise NotCapturable(f"the step draws random numbers {where}")
         if not _is_made_of_tensors(call.result):
             raise NotCapturable(f"the step reads a number out of a tensor, and may branch on it {where}")
         if _shape_depends_on_values(call):
             raise NotCapturable(f"a shape depends on values {where}")
-        if torch.Tag.inplace_view in tags or call.packet in ("aten::set_", "aten::resize_"):
+        if torch.Tag.inplace_view in call.op.tags or call.packet in ("aten::set_", "aten::resize_"):
             raise NotCapturable(f"the step changes a tensor's shape in place {where}")
         if any(storage_of(t) in protected for t in call.written):
             raise NotCapturable(f"the step writes to its inputs, a parameter or a buffer {where}")
