@@ -8,14 +8,11 @@ when a shape is captured, and whether it can be at all, moves no number: what ca
 from __future__ import annotations
 
 import copy
-import random
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +27,7 @@ from fedaccord.core.recording import (
     refuse_what_cannot_be_replayed,
     refuse_where_two_differ,
 )
+from fedaccord.core.rng import untouched_generators
 from fedaccord.core.steps import Held
 from fedaccord.core.vector import FlatModel
 
@@ -46,7 +44,8 @@ class Captured:
     """(w [d], x [B, ...], y [B, ...]) -> (loss [], gradient [d]), both fresh; w is not differentiated through. One thread at a time.
 
     One program per shape, layout and type of the batch, from its `capture_at`-th occurrence on. To capture it, the step is run twice on a
-    copy of the model; a loss that is no module is not copied, so it is called two times more.
+    copy of the model; a loss that is no module is not copied, so it is called two times more. Plain numbers (of the module, or that the
+    loss reads from elsewhere) are those of the capture ever after; tensors are read in each call.
     """
 
     def __init__(self, model: FlatModel, loss: Loss, capture_at: int = CAPTURE_AT) -> None:
@@ -95,7 +94,7 @@ class Captured:
             self.reasons[in_words] = f"{MOST_PROGRAMS} other shapes are captured already"
             return
         try:
-            with _one_at_a_time, _untouched_random_numbers(x):
+            with _one_at_a_time, untouched_generators(x.device):
                 step = captured_program(self._model, self._loss, w, x, y)
                 again = step(w, x, y)
         except NotCapturable as reason:  # holds for the model, whatever the shape
@@ -134,11 +133,11 @@ def captured_program(model: FlatModel, loss: Loss, w: Tensor, x: Tensor, y: Tens
 
     modules = [part for part in (twin.module, twin_loss) if isinstance(part, nn.Module)]
     before = _kept_by(modules, twin)
-    turned = record(step, w, _turned(x), _turned(y), parameters)  # other examples, so that a branch on them shows
+    turned = record(step, w, _copied(x, turned=True), _copied(y, turned=True), parameters)  # so that a branch on the examples shows
     refuse_what_cannot_be_replayed(turned)
     calls, outside = numbered(turned), turned.outside()
     del turned  # and its activations
-    recording = record(step, w, x, y, parameters)
+    recording = record(step, w, _copied(x), _copied(y), parameters)
     refuse_where_two_differ(calls, numbered(recording))
     for name, value in _kept_by(modules, twin).items():
         if before.get(name) != value:
@@ -182,41 +181,43 @@ def _constants(recording: Recording, earlier: list[Tensor], originals: dict[int,
 
 def _kept_by(modules: list[nn.Module], model: FlatModel) -> dict[str, Any]:
     """All that the modules hold but for trained parameters, in a form that shows whether it has changed."""
-    trained = {(id(place), key) for slots in model._parameter_slots for place, key in slots}
+    trained = {id(place[key]) for slots in model._parameter_slots for place, key in slots}
     found: dict[str, Any] = {}
     for root in modules:
         for path, part in root.named_modules():
             where = f"{path or type(root).__name__}."
             plain = {key: value for key, value in part.__dict__.items() if key not in _EVERY_MODULE_HAS}
-            for place in (part._parameters, plain):
-                found |= {where + key: _comparable(value) for key, value in place.items() if (id(place), key) not in trained}
+            found |= {where + key: _comparable(value, trained) for key, value in (part._parameters | plain).items()}
             for key, buffer in part._buffers.items():
-                numbers = None if buffer is None else buffer.detach().cpu().numpy(force=True).tobytes()
-                found[where + key] = _comparable(buffer), hash(numbers)
+                found[where + key] = _comparable(buffer, trained), None if buffer is None else _digest(buffer)
     return found
+
+
+def _digest(tensor: Tensor) -> int:
+    return hash(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy(force=True).tobytes())
 
 
 _EVERY_MODULE_HAS = frozenset(nn.Module().__dict__) - {"training"}
 
 
-def _comparable(value: Any, depth: int = 3) -> Any:
+def _comparable(value: Any, trained: set[int], depth: int = 3) -> Any:
     if isinstance(value, Tensor):
-        return id(value), value._version
+        return "trained" if id(value) in trained else (id(value), value._version)
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
+    if isinstance(value, weakref.ref):  # recurrent layers keep their weights in a list of these too
+        return _comparable(value(), trained, depth)
     if depth and isinstance(value, list | tuple):
-        return tuple(_comparable(part, depth - 1) for part in value)
+        return tuple(_comparable(part, trained, depth - 1) for part in value)
     if depth and isinstance(value, dict):
-        return tuple((repr(key), _comparable(part, depth - 1)) for key, part in value.items())
+        return tuple((repr(key), _comparable(part, trained, depth - 1)) for key, part in value.items())
     return id(value), len(value) if hasattr(value, "__len__") else None
 
 
-def _turned(examples: Tensor) -> Tensor:
-    """The examples from last to first, in the same layout."""
-    if examples.dim() == 0 or 0 in examples.stride():
-        return examples.detach()
-    turned = torch.empty_strided(examples.shape, examples.stride(), dtype=examples.dtype, device=examples.device)
-    return turned.copy_(examples.flip(0))
+def _copied(examples: Tensor, *, turned: bool = False) -> Tensor:
+    """The examples (from last to first if `turned`) in the same layout, in memory of their own: x and y may be one tensor."""
+    copied = torch.empty_strided(examples.shape, examples.stride(), dtype=examples.dtype, device=examples.device)
+    return copied.copy_(examples.flip(0) if turned and examples.dim() else examples)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -225,15 +226,3 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     alike = ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
     return bool(alike.all())
-
-
-@contextmanager
-def _untouched_random_numbers(x: Tensor) -> Iterator[None]:
-    """What recordings draw, others do not miss."""
-    python, legacy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.recording import Recording, Tape, tensors_in
-from fedaccord.core.steps import Constants, Held, Needed, Step, needed
+from fedaccord.core.steps import INTO, Constants, Held, Needed, Step, needed
 
 Program = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # (w, x, y) -> (loss [], gradient [d]), both fresh
 
@@ -56,11 +56,8 @@ class _Writer:
     def _views(self) -> list[str]:
         """One call for the views of w, and one for those of the gradient."""
         parameters = self.recording.parameters
-        unflatten, like = (
-            self._global(torch._C._nn.unflatten_dense_tensors, "unflatten"),
-            [p.new_empty(()).expand(p.shape) for p in parameters],
-        )
-        shapes = self._global(like)
+        unflatten = self._global(torch._C._nn.unflatten_dense_tensors, "unflatten")
+        shapes = self._global([p.new_empty(()).expand(p.shape) for p in parameters], "like")
         lines = ["".join(f"p{i}, " for i in range(len(parameters))) + f"= {unflatten}(w, {shapes})"]
         if self.needed.copies is not None:
             empty_like = self._global(torch.empty_like, "empty_like")
@@ -70,17 +67,17 @@ class _Writer:
 
     def _write(self, step: Step, number: int) -> None:
         args = [self._text(a) for a in step.args] + [f"{key}={self._text(value)}" for key, value in step.kwargs.items()]
-        function, outputs = self._global(_function(step), step.call.packet.rpartition(":")[2]), step.call.outputs
+        word, outputs = step.call.packet.rpartition(":")[2], step.call.outputs
         if step.into is not None:
             if step.name == "aten::sum.dim_IntList":
                 args = args[:2]
             self.names[id(outputs[0])] = f"d{step.into}"
-            self.lines.append(f"{function}({', '.join(args)}, out=d{step.into})")
+            self.lines.append(f"{self._global(INTO[step.name], word)}({', '.join(args)}, out=d{step.into})")
             return
         written = {id(t) for t in step.call.written}
         new = [t for t in outputs if id(t) not in written]
         self.names |= {id(t): f"v{number}_{position}" for position, t in enumerate(new)}
-        call = f"{function}({', '.join(args)})"
+        call = f"{self._global(_function(step), word)}({', '.join(args)})"
         self.lines.append(f"{self._pattern(step.call.result)} = {call}" if new else call)
 
     def _copy(self, parts: dict[int, Tensor]) -> None:
@@ -104,7 +101,7 @@ class _Writer:
             return self.names[id(value)]
         if value is None or isinstance(value, bool | int | str):
             return repr(value)
-        if isinstance(value, list) and any(True for _ in tensors_in(value)):
+        if isinstance(value, list | tuple) and any(True for _ in tensors_in(value)):
             return "[" + ", ".join(map(self._text, value)) + "]"
         return self._global(tuple(value) if isinstance(value, list) else value)
 

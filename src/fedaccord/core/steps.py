@@ -6,10 +6,11 @@ result, tensors that are the same in every pass, and the last concatenation: gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedaccord.core.recording import Call, Recording, made_from_numbers, storage_of, tensors_in
@@ -23,7 +24,14 @@ SAME_IN_EVERY_PASS = frozenset(
     )
 )
 # Operators that compute the same bits when told where to put them (structured kernels: one implementation for both).
-INTO = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "sum.dim_IntList", "add.Tensor", "mul.Tensor"))
+INTO: dict[str, Callable[..., Any]] = {
+    "aten::mm": torch.mm,
+    "aten::addmm": torch.addmm,
+    "aten::bmm": torch.bmm,
+    "aten::sum.dim_IntList": torch.sum,
+    "aten::add.Tensor": torch.add,
+    "aten::mul.Tensor": torch.mul,
+}
 
 
 class Held(NamedTuple):
