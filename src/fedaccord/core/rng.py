@@ -58,15 +58,23 @@ def torch_stream(seed: int, *names: Name) -> torch.Generator:
 
 
 @contextmanager
+def untouched_generators(device: torch.device | None = None) -> Iterator[None]:
+    """What is drawn inside, others do not miss: afterwards every global generator (torch's on an accelerator `device` too) is as it was."""
+    before = np.random.get_state(), random.getstate()
+    accelerators = [] if device is None or device.type == "cpu" else [device]
+    try:
+        with torch.random.fork_rng(accelerators, device_type=accelerators[0].type if accelerators else "cuda"):
+            yield
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
+
+
+@contextmanager
 def disturbed_generators() -> Iterator[None]:
     """Inside, every global generator stands somewhere else; afterwards they are as they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.manual_seed(123)
-    np.random.seed(5)
-    random.seed(9)
-    try:
+    with untouched_generators():
+        torch.manual_seed(123)
+        np.random.seed(5)
+        random.seed(9)
         yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
