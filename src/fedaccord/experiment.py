@@ -144,6 +144,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         local_buffers=has_local_buffers,
         device_of=partial(_device, experiment.devices, _weak_clients(experiment, len(data))),
         debug=experiment.runtime.debug,
+        captures=experiment.runtime.step != "eager" and not model.initial_buffers and w.device.type == "cpu",
     )
     max_examples = experiment.aggregation.max_examples or max(task.num_examples, int(partition.shards.sizes.max()))
     template = upload_template(algorithm, w, model.layout)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedaccord.core.batch import Differentiate
+
 MOST_MEMORY = 256 * 2**20  # bytes; a step that fills more waits for memory and arithmetic, not for dispatch, and recording keeps it all
-
-
-class Differentiate(Protocol):
-    """(w [d], x [B, ...], y [B, ...]) -> (loss [], gradient [d])."""
-
-    def __call__(self, w: Tensor, x: Tensor, y: Tensor, /) -> tuple[Tensor, Tensor]: ...
 
 
 class NotCapturable(Exception):

@@ -24,7 +24,7 @@ from fedaccord.core.around import has_default_objective
 from fedaccord.core.errors import ConfigError
 from fedaccord.runtime.block import Block, NeedsDirection
 from fedaccord.runtime.client import Assignment, Clients, Request
-from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, cores
+from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, StepKind, cores
 from fedaccord.runtime.padding import PerExample, per_example_loss
 from fedaccord.runtime.vectorized import why_not
 
@@ -63,7 +63,7 @@ def choose(asked: RuntimeOptions, clients: Clients, request: Request, cohort: Se
         key = _key(asked, clients, request, len(cohort), rounds)
         chosen = _remembered(key, asked) or _measured(asked, clients, request, working, len(cohort), rounds, obstacle)
         _remember(key, chosen)
-    settled = _settled(chosen.options)
+    settled = _settled(chosen.options, clients)
     clients.model.channels_last = settled.memory_format == "channels_last"
     return chosen._replace(options=settled, per_example=_padding(clients, request) if settled.name == "vectorized" else None)
 
@@ -77,12 +77,14 @@ def _padding(clients: Clients, request: Request) -> PerExample | None:
     return per_example_loss(clients.model, clients.loss, data.x[rows], data.y[rows])
 
 
-def _settled(options: RuntimeOptions) -> RuntimeOptions:
+def _settled(options: RuntimeOptions, clients: Clients) -> RuntimeOptions:
     """What is still open gets the plainest answer; options of another runtime are left out."""
     name = "sequential" if options.name == "auto" else options.name
     memory_format = "contiguous" if options.memory_format == "auto" else options.memory_format
     workers = (options.workers or cores()) if name == "pool" else None
-    return replace(options, name=name, memory_format=memory_format, workers=workers, block=options.block if name == "vectorized" else None)
+    step: StepKind = "captured" if clients.captures and name != "vectorized" else "eager"
+    block = options.block if name == "vectorized" else None
+    return replace(options, name=name, step=step, memory_format=memory_format, workers=workers, block=block)
 
 
 def _measured(

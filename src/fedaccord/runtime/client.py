@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, Device
 from fedaccord.core.batch import Examples, Loss
+from fedaccord.core.captured import Captured
 from fedaccord.core.errors import NonFiniteError, UploadError
 from fedaccord.core.local import LocalPlan, Trained, Watch, epoch_means, local_training
 from fedaccord.core.reports import ClientReport, finite
@@ -71,6 +73,7 @@ class Clients:
     local_buffers: bool = False
     device_of: Callable[[int], Device] = lambda client: Device()
     debug: bool = False
+    captures: bool = False  # gradients by recorded steps: the same bits with less dispatch, of models without buffers
 
     def train(self, request: Request, client: int, found: ClientState | None) -> Answer:
         """One client's round, from what it kept. Whatever a user's model or loss raises is this client's failure, not the round's."""
@@ -151,6 +154,10 @@ class Clients:
         drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=generator).to(w.device)  # the same on every device
         return drawn.div(drawn.norm())
 
+    @cached_property
+    def _captured(self) -> Captured | None:
+        return Captured(self.model, self.loss) if self.captures and not self.model.initial_buffers else None
+
     def _local_training(self, request: Request, assigned: Assignment) -> Trained:
         client, state = assigned.client, assigned.state
         self.model.train(True)
@@ -170,6 +177,7 @@ class Clients:
                 num_steps=assigned.num_steps,
                 two_pass_share=assigned.two_pass_share,
                 moments=state.moments,
+                differentiate=self._captured,
                 validation=self.validation(client),
                 random_direction=lambda: self.random_direction(request, client),
                 watch=self._watch(request, client) if self.debug else None,

@@ -9,6 +9,7 @@ from typing import Literal
 from fedaccord.core.algorithm import PositiveCount
 
 RuntimeName = Literal["auto", "sequential", "vectorized", "pool"]
+StepKind = Literal["auto", "eager", "captured"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 CORES = "FEDACCORD_CORES"  # environment: how many cores this process may use, where several share a machine
 
@@ -20,6 +21,7 @@ class RuntimeOptions:
     name: RuntimeName = "auto"
     workers: PositiveCount | None = None  # processes of the pool; left out: one a core
     block: PositiveCount | None = None  # clients that are vectorised together; left out: as many as fit
+    step: StepKind = "auto"  # captured: gradients by recorded steps, to the same bits
     device: str = "cpu"  # where models and data lie: "cpu", or an accelerator as torch names it ("cuda", "cuda:1")
     memory_format: MemoryFormat = "auto"  # of pictures inside the model; which is faster depends on the model
     state: Literal["memory", "memory_mapped"] = "memory"
