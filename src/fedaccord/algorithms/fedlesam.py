@@ -56,6 +56,10 @@ class GlobalAscent(Around):
     def objective(self, batch: Batch, sent: State, local: Kept | Local) -> Objective:
         return self.inner.objective(batch, sent, local.inner)
 
+    @property
+    def objective_is_loss(self) -> bool:
+        return self.inner.objective_is_loss
+
     def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: Local) -> tuple[Tensor, Local]:
         def shifted(plain: Grad) -> Grad:
             return lambda v: plain(v + local.perturbation)

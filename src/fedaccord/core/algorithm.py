@@ -221,6 +221,11 @@ class Algorithm:
         return "none"
 
     @property
+    def objective_is_loss(self) -> bool:
+        """Whether a step differentiates the task's loss and nothing else: then batches may be padded, and steps recorded."""
+        return type(self).objective is Algorithm.objective
+
+    @property
     def proximal_weight(self) -> float:
         """The factor of +w inside `direction` that a proximal term brings; `local.clip_scope = "reference"` leaves it out of the clip."""
         return 0.0

@@ -108,10 +108,6 @@ class Around(Algorithm):
     def local_parts(self) -> LocalParts:
         return self.inner.local_parts
 
-
-def has_default_objective(algorithm: Algorithm) -> bool:
-    """Whether a step differentiates the task's loss on its mini-batch, and nothing else looks at the model's outputs."""
-    own = type(algorithm).objective
-    if own is Around.objective and isinstance(algorithm, Around):
-        return has_default_objective(algorithm.inner)
-    return own is Algorithm.objective
+    @property
+    def objective_is_loss(self) -> bool:
+        return self.inner.objective_is_loss if type(self).objective is Around.objective else super().objective_is_loss

@@ -15,7 +15,6 @@ from annotated_types import Gt
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, Objective, Positive, PositiveCount, RoundStart, Work
-from fedaccord.core.around import has_default_objective
 from fedaccord.core.batch import BoundBatch, Differentiate, Examples, Loss, Numerics, ObjectiveGrad, Part, micro_batches
 from fedaccord.core.gradient import CLIP_SCOPES
 from fedaccord.core.optimizer import LocalOptimizer, Sgd
@@ -106,7 +105,7 @@ def local_training(
     first_buffers = buffers
     buffers = {name: b.clone() for name, b in buffers.items()}
     optimizer, scaler = plan.optimizer, first_scaler(sent.w) if plan.precision == "float16" else None
-    by_other_means = differentiate if has_default_objective(algorithm) and plan.precision == "float32" else None
+    by_other_means = differentiate if algorithm.objective_is_loss and plan.precision == "float32" else None
     max_norm = plan.clip_norm if plan.clip_scope == "data_gradient" else None
     numerics = Numerics(max_norm, plan.precision, plan.same_masks, model.own, by_other_means)
     # What `begin` looks at has no second chance to be scaled less, so it is never in float16.

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import nn
 
-from fedaccord.core.around import has_default_objective
 from fedaccord.core.errors import ConfigError
 from fedaccord.runtime.block import Block, NeedsDirection
 from fedaccord.runtime.client import Assignment, Clients, Request
@@ -71,7 +70,7 @@ def choose(asked: RuntimeOptions, clients: Clients, request: Request, cohort: Se
 def _padding(clients: Clients, request: Request) -> PerExample | None:
     """The loss of each example where batches may be padded."""
     data = clients.data
-    if not has_default_objective(request.algorithm) or not len(data.train.indices):
+    if not request.algorithm.objective_is_loss or not len(data.train.indices):
         return None
     rows = torch.from_numpy(data.train.indices[:5])
     return per_example_loss(clients.model, clients.loss, data.x[rows], data.y[rows])

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from fedaccord.core.around import has_default_objective
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.state import map_state
 from fedaccord.core.vector import FlatModel
@@ -62,7 +61,7 @@ class Vectorized(Simulated):
 
     def _block(self, request: Request, assigned: list[Assignment]) -> Iterator[Answer]:
         started = time.perf_counter()
-        per_example = self._per_example if has_default_objective(request.algorithm) else None
+        per_example = self._per_example if request.algorithm.objective_is_loss else None
         try:
             trained = Block(request, self._clients, per_example, self._draws_directions).trained(assigned)
         except NeedsDirection:
