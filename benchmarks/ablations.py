@@ -154,6 +154,7 @@ def run_variant(variant: Variant, base_lr: float, base: dict[str, Any], seed: in
         local=fa.LocalPlan(schedule=fa.Exponential(study.DECAY), **local),
         evaluate_every=EVALUATE_EVERY,
         keep_weights=False,
+        runtime=study.RUNTIME,
         **{"client_test": 0.0, **variant.run},
     )
     lines = [line for line in run.record.rounds if line["test"] is not None]

@@ -30,6 +30,7 @@ from fedaccord.measures import Measures
 
 DATA = Path(os.environ.get("FEDACCORD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"
+RUNTIME = fa.RuntimeOptions("sequential", memory_format="contiguous")  # one process a run; the same bits on every machine of one kind
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 CLIENTS, COHORT, BATCH, DECAY = 100, 10, 50, 0.998
 
@@ -198,6 +199,7 @@ def run_job(job: Job) -> dict[str, Any]:
         client_test=0.0,
         evaluate_every=setting.evaluate_every[job.method in TWO_GRADIENTS],
         keep_weights=False,
+        runtime=RUNTIME,
         **({"measures": setting.measures} if job.role == "final" else {}),
     )
     return {"key": job.key, **job._asdict(), "seconds": time.process_time() - started, **figures(run, setting, job)}
