@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaccord.aggregation.geometry import geometry
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import BySize, Policy
-from fedaccord.aggregation.sums import mean_buffers, weighted_sum
+from fedaccord.aggregation.sums import mean_buffers, weighted_sums
 from fedaccord.core.algorithm import Algorithm, Cohort
 from fedaccord.core.errors import ConfigError, UploadError
 from fedaccord.core.local import LocalPlan
@@ -173,9 +173,9 @@ class Federation:
         if not counted:
             return state._replace(round=t), None, "no usable upload"
         uploads, weights = [answer.upload for answer, _ in counted], [weight for _, weight in counted]
-        size, weighted = len(counted), weighted_sum(uploads, weights)
+        size = len(counted)
         equal = [1 / size] * size
-        uniform = weighted if weights == equal else weighted_sum(uploads, equal)
+        weighted, uniform = weighted_sums(uploads, weights) * 2 if weights == equal else weighted_sums(uploads, weights, equal)
         cohort = Cohort(weighted, uniform, size, self.runtime.population)
         server = self.algorithm.observe(self.algorithm.update(state.server, cohort), [answer.report for answer, _ in counted])
         buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
