@@ -324,3 +324,20 @@ def test_drift_counts_from_where_the_clients_started() -> None:
     for report in trace.results[1].clients:
         ended = sent.w + trace.uploads[1][report.client].delta
         assert report.drift == pytest.approx(float((ended - trace.results[1].state.server.w).square().sum()), rel=1e-4)
+
+
+def test_a_sample_that_stays_the_same_stands_for_many_clients() -> None:
+    clients = Clients({0: (1.0, 0.0)})
+    clients.population = 1000
+    built = federation(clients, rounds=3, evaluate_clients_every=1, evaluated_clients=5)
+    results = list(built.run(built.start(W, {})))
+    (measured,) = {tuple(ids) for ids in clients.measured}
+    assert len(set(measured)) == 5 and list(measured) == sorted(measured) and measured != tuple(range(5))
+    assert [tuple(client for client, _ in result.evaluations) for result in results] == [measured] * 3
+
+
+def test_everybody_is_measured_where_the_population_is_no_larger_than_asked() -> None:
+    clients = Clients({0: (1.0, 0.0)})
+    built = federation(clients, rounds=1, evaluated_clients=5)
+    list(built.run(built.start(W, {})))
+    assert clients.measured == [[0, 1, 2, 3, 4]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 
 import fedaccord as fa
 from fedaccord.core.reports import ClientReport
-from fedaccord.sampling import NOTHING, remembered, seen
+from fedaccord.sampling import NOTHING, most_seen, remembered, seen
 
 
 def counts(sampler: fa.StabilityAware, history: Any, population: int = 10, rounds: int = 3000) -> np.ndarray:
@@ -92,3 +95,53 @@ def test_a_resumed_run_asks_the_same_clients_as_the_unbroken_one(tmp_path: Path)
         fa.run(task, method, rounds=9, folder=tmp_path / "run", telemetry=[KilledAfter()], **options)
     resumed = fa.run(task, method, rounds=9, folder=tmp_path / "run", resume=True, **options)
     assert resumed.rounds["cohort"].tolist() == whole.rounds["cohort"].tolist() and torch.equal(resumed.weights(), whole.weights())
+
+
+UNSTABLE = {"gamma": 0.0, "tau": 1.0}
+
+
+def test_the_chances_of_whole_cohorts_are_those_of_drawing_one_client_after_another() -> None:
+    """Five clients, two of them unstable; three are drawn, each in proportion to the chances of those that are left."""
+    chances = [1.0, 0.3, 1.0, 1.0, 0.3]
+    expected: Counter[tuple[int, ...]] = Counter()
+    for order in itertools.permutations(range(5), 3):
+        probability, left = 1.0, sum(chances)
+        for client in order:
+            probability, left = probability * chances[client] / left, left - chances[client]
+        expected[tuple(sorted(order))] += probability  # type: ignore[assignment]
+    sampler, history = fa.StabilityAware(3, floor=0.3), {1: UNSTABLE, 4: UNSTABLE, 2: {"gamma": 1.0, "tau": 0.0}}
+    found = Counter(sampler.draw(t, 5, 0, history) for t in range(1, 20_001))
+    for cohort, probability in expected.items():
+        assert found[cohort] / 20_000 == pytest.approx(probability, abs=4 * np.sqrt(probability / 20_000))
+
+
+@pytest.mark.parametrize("unstable", [range(0), range(4), range(2, 6), range(6)])
+def test_whoever_is_unstable_all_clients_can_be_asked_at_once(unstable: range) -> None:
+    assert fa.StabilityAware(6).draw(1, 6, 0, dict.fromkeys(unstable, UNSTABLE)) == tuple(range(6))
+
+
+@pytest.mark.parametrize("sampler", [fa.Uniform(100), fa.Coin(1e-4), fa.StabilityAware(100)])
+def test_a_cohort_of_a_hundred_in_a_million_takes_memory_for_the_cohort(sampler: Any) -> None:
+    history = dict.fromkeys(range(0, 1_000_000, 10_000), UNSTABLE)
+    sampler.draw(1, 1_000_000, 0, history)
+    tracemalloc.start()
+    try:
+        assert 50 <= len(sampler.draw(2, 1_000_000, 0, history)) <= 150
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "most"),
+    [
+        (fa.Uniform(3), 30),
+        (fa.StabilityAware(2), 20),
+        (fa.Uniform(50), 100),
+        (fa.Coin(0.01), 10),
+        (fa.Scripted.of([[1, 2], [2, 3]] * 5 + [[9]]), 3),
+        (object(), 100),
+    ],
+)
+def test_no_more_clients_are_seen_than_are_asked(sampler: Any, most: int) -> None:
+    assert most_seen(sampler, 100, 10) == most

@@ -74,6 +74,7 @@ def run(
     initial: Initial = None,
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
+    evaluated_clients: int = 10_000,
     checkpoint_every: int = 10,
     keep_weights: bool = True,
     stop_at: float | None = None,
@@ -93,6 +94,8 @@ def run(
     policy: `BySize()` (default) or `Equal()`. local_parts: what stays with each client: "none", "buffers" (batch-norm statistics) or
     "batch_norm" (weights and biases too); "method": what the method says. devices: who is weak, how fast, and each round's deadline.
     client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
+    evaluate_every, evaluate_clients_every: rounds between measurements on the task's data, and on the clients' own held-out examples
+    (0: after the last round only), there of at most `evaluated_clients`, drawn once.
     initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.
     measures: how flat the final model lies (`Measures()`), into `Run.record.measures`, the folder's measures.json and the report.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
@@ -117,6 +120,7 @@ def run(
         client_validation=client_validation,
         evaluate_every=evaluate_every,
         evaluate_clients_every=evaluate_clients_every,
+        evaluated_clients=evaluated_clients,
         checkpoint_every=checkpoint_every,
         keep_weights=keep_weights,
         stop_metric=stop_metric,

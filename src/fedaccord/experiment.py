@@ -43,9 +43,11 @@ from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
 from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
 from fedaccord.runtime.vectorized import Vectorized
-from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform
+from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform, most_seen
 from fedaccord.tasks import Examples, Task
 from fedaccord.tasks.memory import require_memory
+
+MOST_LISTED = 10_000  # clients whose class counts a run writes down
 
 Initial = Tensor | np.ndarray | nn.Module | Mapping[str, Tensor] | None
 HeldOut = Annotated[float, Ge(0), Lt(1)]
@@ -83,6 +85,7 @@ class RunOptions:
     train_share: TrainShare = 1.0  # share of each client's other examples that trains, stratified, at least one; tuning begins with few
     evaluate_every: PositiveCount = 1  # rounds
     evaluate_clients_every: Count = 0  # rounds; 0: after the last round only
+    evaluated_clients: PositiveCount = 10_000  # so many, drawn once, stand for a larger population on their own examples
     checkpoint_every: PositiveCount = 10  # rounds
     keep_weights: bool = True  # the global model after every round, not the last one only
     stop_metric: str = "accuracy"
@@ -179,6 +182,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         policy=experiment.aggregation.policy,
         evaluate_every=run.evaluate_every,
         evaluate_clients_every=run.evaluate_clients_every,
+        evaluated_clients=run.evaluated_clients,
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
     experiment = replace(experiment, runtime=chosen.options)
@@ -231,16 +235,18 @@ def _first_moments(plan: LocalPlan, model: FlatModel) -> Any:
     return plan.optimizer.init(model.initial_w), own
 
 
-def _weak_clients(experiment: Experiment, population: int) -> frozenset[int]:
-    size = round(experiment.devices.weak_share * population)
-    return frozenset(stream(experiment.run.seed, "devices").choice(population, size, replace=False).tolist())
+def _weak_clients(experiment: Experiment, population: int) -> np.ndarray:
+    """Who is weak, bool [N]."""
+    weak, size = np.zeros(population, dtype=bool), round(experiment.devices.weak_share * population)
+    weak[stream(experiment.run.seed, "devices").choice(population, size, replace=False)] = True
+    return weak
 
 
-def _device(devices: Devices, weak: frozenset[int], client: int) -> Device:
-    speed = devices.gradients_per_second
-    if client in weak:
+def _device(devices: Devices, weak: np.ndarray, client: int) -> Device:
+    is_weak, speed = bool(weak[client]), devices.gradients_per_second
+    if is_weak:
         speed = speed and speed * devices.weak_speed
-    return Device(client in weak, speed, devices.deadline)
+    return Device(is_weak, speed, devices.deadline)
 
 
 def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str) -> None:
@@ -311,9 +317,8 @@ def _states(experiment: Experiment, like: Any, population: int, folder: Path | N
                 "E208", "memory-mapped client state needs a folder", "runtime.state", "Give the run a folder, or use state = 'memory'"
             )
         return MemoryMapped(like, population, folder / "clients")
-    require_memory(
-        population * num_bytes(like), f"the state of {population} clients", "runtime.state", "Set runtime.state = 'memory_mapped'"
-    )
+    most = most_seen(experiment.run.cohort, population, experiment.run.rounds)  # who is never asked keeps nothing
+    require_memory(most * num_bytes(like), f"the state of {most} clients", "runtime.state", "Set runtime.state = 'memory_mapped'")
     return InMemory(like)
 
 
@@ -349,8 +354,10 @@ def measured(plan: Measures, experiment: Experiment, task: Task, model: FlatMode
 
 
 def partition_summary(experiment: Experiment, task: Task, partition: Partition) -> dict[str, Any]:
-    """partition.json: who has how much of what, before anything is held out."""
-    counts = label_counts(partition.shards, task.labels, task.num_classes) if task.labels is not None and task.num_classes else None
+    """partition.json: who has how much of what, before anything is held out. Of large populations, how much of everything, and no table."""
+    is_large, has_classes = len(partition.shards) > MOST_LISTED, task.labels is not None and bool(task.num_classes)
+    counts = label_counts(partition.shards, task.labels, task.num_classes) if has_classes and not is_large else None  # type: ignore[arg-type]
+    notes = (f"more than {MOST_LISTED} clients: their counts of each class are not listed",) if has_classes and is_large else ()
     figures = summary(partition.shards, task.labels, task.num_classes)
     return {
         "scheme": repr(experiment.partition),
@@ -358,7 +365,7 @@ def partition_summary(experiment: Experiment, task: Task, partition: Partition) 
         "sizes": partition.shards.sizes.tolist(),
         "label_counts": None if counts is None else counts.tolist(),
         "class_names": None if task.class_names is None else list(task.class_names),
-        "notes": list(partition.notes),
+        "notes": [*partition.notes, *notes],
         "measures": {name: value for name, value in figures.items() if value is not None and math.isfinite(value)},
     }
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from fedaccord.aggregation.geometry import geometry
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.policy import BySize, Policy
-from fedaccord.aggregation.sums import mean_buffers, weighted_sum
+from fedaccord.aggregation.sums import mean_buffers, weighted_sums
 from fedaccord.core.algorithm import Algorithm, Cohort
 from fedaccord.core.errors import ConfigError, UploadError
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, number
+from fedaccord.core.rng import stream
 from fedaccord.core.state import State, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
@@ -72,7 +73,8 @@ class Federation:
     sampler: Sampler = field(default_factory=Uniform)
     policy: Policy = field(default_factory=BySize)
     evaluate_every: int = 1  # rounds between evaluations on the server; the last round is always evaluated
-    evaluate_clients_every: int = 0  # rounds between evaluations on all clients' held-out examples; 0 = after the last round only
+    evaluate_clients_every: int = 0  # rounds between evaluations on clients' held-out examples; 0 = after the last round only
+    evaluated_clients: int = 10_000  # at most so many clients, drawn once
     stop_at: Target | None = None
 
     def start(self, w: Tensor, buffers: Buffers) -> RunState:
@@ -120,7 +122,7 @@ class Federation:
         test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
         is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
-        ids = range(self.runtime.population) if is_last or (every and t % every == 0) else range(0)
+        ids = self._evaluated_clients() if is_last or (every and t % every == 0) else ()
         evaluations = self.runtime.evaluate(new.server.w, new.buffers, ids) if len(ids) else []
         losses = [loss for report in accepted if (loss := number(report.loss)) is not None]
         report = RoundReport(
@@ -173,9 +175,9 @@ class Federation:
         if not counted:
             return state._replace(round=t), None, "no usable upload"
         uploads, weights = [answer.upload for answer, _ in counted], [weight for _, weight in counted]
-        size, weighted = len(counted), weighted_sum(uploads, weights)
+        size = len(counted)
         equal = [1 / size] * size
-        uniform = weighted if weights == equal else weighted_sum(uploads, equal)
+        weighted, uniform = weighted_sums(uploads, weights) * 2 if weights == equal else weighted_sums(uploads, weights, equal)
         cohort = Cohort(weighted, uniform, size, self.runtime.population)
         server = self.algorithm.observe(self.algorithm.update(state.server, cohort), [answer.report for answer, _ in counted])
         buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
@@ -208,6 +210,14 @@ class Federation:
                 reports.append(replace(answer.report, accepted=True, weight=weights[i], update_norm=norm, cosine=cosine, drift=drift))
         drifts = [drift for drift in shape.drifts if math.isfinite(drift)]
         return tuple(reports), _Shape(sum(drifts) / len(drifts) if drifts else None, shape.pairwise_cosine)
+
+    def _evaluated_clients(self) -> Sequence[int]:
+        """Everybody, or a sample that is the same in every round."""
+        population, most = self.runtime.population, self.evaluated_clients
+        if population <= most:
+            return range(population)
+        chosen = stream(self.seed, "evaluated clients").choice(population, most, replace=False, shuffle=False)
+        return sorted(chosen.tolist())
 
     def _evaluated(self, evaluate: Evaluator, new: RunState, t: int) -> Evaluation:
         if t % self.evaluate_every and t != self.rounds:

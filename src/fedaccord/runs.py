@@ -31,13 +31,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import tomlkit
 from safetensors.torch import load_file
 
 from fedaccord.core.arrays import save_arrays
 from fedaccord.core.errors import ConfigError, FedaccordError, StorageError
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport
 from fedaccord.core.state import State, from_arrays, to_arrays
+from fedaccord.core.toml import to_toml
 from fedaccord.core.vector import Buffers
 
 KEPT_CHECKPOINTS = 2
@@ -99,12 +99,13 @@ class RunFolder:
             folder.lock()
             try:
                 (path / "checkpoints").mkdir()
-                for name, content in (("provenance", record.provenance), ("partition", record.partition), ("sources", record.sources)):
+                for name, content in (("provenance", record.provenance), ("sources", record.sources)):
                     _write(path / f"{name}.json", json.dumps(content, indent=1))
+                _write(path / "partition.json", json.dumps(record.partition))  # a number for each client: not a line for each
                 for name in ("rounds.jsonl", "clients.jsonl"):
                     (path / name).touch()
                 # Last, and whole or not at all: where this file is, there is a run that can be resumed.
-                _replace(path / "experiment.toml", tomlkit.dumps(record.experiment) if experiment_toml is None else experiment_toml)
+                _replace(path / "experiment.toml", to_toml(record.experiment) if experiment_toml is None else experiment_toml)
             except BaseException:
                 folder.close()
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class StabilityAware:
 
     Stable: instability tau below `max_tau` and consistency gamma above `min_gamma` in the client's last accepted report (`dynamic_sam`
     reports both); a client never seen counts as stable. Each other one is drawn as if it were `floor` of a client. The cost of a draw
-    follows the population.
+    follows the clients seen so far, not the population.
     """
 
     size: PositiveCount = 10
@@ -103,12 +104,36 @@ class StabilityAware:
     def draw(self, round: int, population: int, seed: int, history: History = NOTHING) -> tuple[int, ...]:
         if self.size > population:
             raise ConfigError("E203", f"a cohort of {self.size} out of {population} clients", "run.cohort", f"Ask for at most {population}")
-        chances = np.ones(population)
-        for client, signals in history.items():
-            if not (signals["tau"] < self.max_tau and signals["gamma"] > self.min_gamma):
-                chances[client] = self.floor
-        chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False, p=chances / chances.sum())
-        return tuple(sorted(int(client) for client in chosen))
+        unstable = np.array(sorted(client for client, signals in history.items() if not self._is_stable(signals)), dtype=np.int64)
+        rng, num_stable = stream(seed, "cohort", round), population - len(unstable)
+        num_unstable = self._num_unstable(num_stable, len(unstable), rng)
+        asked = unstable[rng.choice(len(unstable), num_unstable, replace=False, shuffle=False)]
+        places = rng.choice(num_stable, self.size - num_unstable, replace=False, shuffle=False)
+        # Before the stable client at place p stand p stable ones and those unstable ones whose id, less their own place, is at most p.
+        others = places + np.searchsorted(unstable - np.arange(len(unstable)), places, side="right")
+        return tuple(sorted(int(client) for client in [*asked, *others]))
+
+    def _is_stable(self, signals: Mapping[str, float]) -> bool:
+        return signals["tau"] < self.max_tau and signals["gamma"] > self.min_gamma
+
+    def _num_unstable(self, num_stable: int, num_unstable: int, rng: np.random.Generator) -> int:
+        """How many of the cohort are unstable where clients are drawn one after another, each time in proportion to their chances."""
+        drawn = 0
+        for place, lot in enumerate(rng.random(self.size)):
+            unstable = self.floor * (num_unstable - drawn)
+            drawn += bool(lot * (unstable + num_stable - (place - drawn)) < unstable)
+        return drawn
+
+
+def most_seen(sampler: Sampler, population: int, rounds: int) -> int:
+    """How many different clients a run asks at most; of a coin, whose cohorts vary, how many it asks for in all on average."""
+    if isinstance(sampler, Uniform | StabilityAware):
+        return min(population, rounds * sampler.size)
+    if isinstance(sampler, Coin):
+        return min(population, math.ceil(rounds * sampler.rate * population))
+    if isinstance(sampler, Scripted):
+        return len({client for cohort in sampler.cohorts[:rounds] for client in cohort})
+    return population
 
 
 def seen(sampler: Sampler, history: History, reports: Iterable[ClientReport]) -> History:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from fedaccord.aggregation.chunks import CHUNK
 from fedaccord.aggregation.geometry import geometry
 
 
@@ -39,3 +40,16 @@ def test_finite_vectors_that_are_longer_than_their_dtype_can_say_stand_aside() -
     huge = torch.full((4,), 3e38)
     shape = geometry([huge, torch.ones(4), torch.ones(4)], torch.ones(4), torch.zeros(4), torch.ones(4))
     assert shape.pairwise_cosine == pytest.approx(1.0) and math.isinf(shape.norms[0])
+
+
+def test_vectors_of_several_chunks_are_measured_whole() -> None:
+    size = 2 * CHUNK + 77
+    generator = torch.Generator().manual_seed(4)
+    deltas, sent, new = list(torch.randn(3, size, generator=generator)), torch.zeros(size), torch.randn(size, generator=generator)
+    mean = torch.stack(deltas).mean(0)
+    shape = geometry(deltas, mean, sent, new)
+    assert shape.norms == pytest.approx([float(delta.norm()) for delta in deltas], rel=1e-5)
+    assert shape.cosines == pytest.approx([float(torch.cosine_similarity(delta, mean, dim=0)) for delta in deltas], abs=1e-5)
+    assert shape.drifts == pytest.approx([float((delta - new).square().sum()) for delta in deltas], rel=1e-5)
+    pairs = [float(torch.cosine_similarity(deltas[i], deltas[j], dim=0)) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert shape.pairwise_cosine == pytest.approx(sum(pairs) / 3, abs=1e-5)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.aggregation.sums import BLOCK, mean_buffers, weighted_sum
+from fedaccord.aggregation.chunks import CHUNK
+from fedaccord.aggregation.sums import BLOCK, mean_buffers, weighted_sum, weighted_sums
 
 
 class Pair(NamedTuple):
@@ -88,3 +90,50 @@ def test_float_buffers_are_summed_in_their_own_dtype_as_the_models_are() -> None
     rows = [torch.tensor([0.1, 1.7]), torch.tensor([0.3, 2.9]), torch.tensor([0.7, 5.3])]
     mean = mean_buffers([{"mean": row} for row in rows], [0.2, 0.3, 0.5])
     assert torch.equal(mean["mean"], weighted_sum(rows, [0.2, 0.3, 0.5]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_neither_chunks_nor_threads_move_a_bit(threads: int) -> None:
+    """Each number of the result is a sum of its own, whatever stands beside it."""
+    size = 2 * CHUNK + 12345
+    rows = list(torch.randn(BLOCK + 3, size, generator=torch.Generator().manual_seed(2)))
+    weights = [1 / (i + 3) for i in range(len(rows))]
+    first = rows[0] * weights[0]
+    for row, weight in zip(rows[1:BLOCK], weights[1:BLOCK], strict=True):
+        first = torch.add(first, row, alpha=weight)
+    second = torch.add(torch.add(rows[BLOCK] * weights[BLOCK], rows[-2], alpha=weights[-2]), rows[-1], alpha=weights[-1])
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(weighted_sum(rows, weights), first + second)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_several_sums_in_one_pass_are_those_taken_alone_and_share_no_memory() -> None:
+    rows = [Pair(torch.randn(5), torch.randn(3)) for _ in range(BLOCK + 2)]
+    weights, equal = [1 / (i + 1) for i in range(len(rows))], [1 / len(rows)] * len(rows)
+    for found, alone in zip(weighted_sums(rows, weights, equal), (weighted_sum(rows, weights), weighted_sum(rows, equal)), strict=True):
+        assert torch.equal(found.a, alone.a) and torch.equal(found.b, alone.b)
+        assert found.a.untyped_storage().nbytes() == found.a.nbytes
+
+
+def test_leaves_of_any_shape_and_stride_are_summed() -> None:
+    scalar, empty, turned = torch.tensor(2.0), torch.empty(0, 3), torch.arange(6.0).view(2, 3).T
+    for leaf in (scalar, empty, turned, torch.ones(1).expand(4)):
+        found = weighted_sum([leaf, leaf], [0.25, 0.5])
+        assert torch.equal(found, 0.75 * leaf) and found.is_contiguous()
+
+
+def test_beside_uploads_and_result_only_chunks_are_held() -> None:
+    """Forty uploads make three blocks; their totals never stand beside each other at full length."""
+    upload = torch.ones(16 * CHUNK)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        weighted_sum([upload] * 40, [1.0] * 40)
+    changes = [event.nbytes() for event in sorted(_memory_events(profile), key=lambda event: event.start_ns())]
+    held = list(itertools.accumulate(changes))
+    assert upload.nbytes <= max(held) < 1.5 * upload.nbytes
+
+
+def _memory_events(profile: torch.profiler.profile) -> list[Any]:
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    return [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -7,7 +7,7 @@ import pytest
 
 from fedaccord.core.errors import PartitionError
 from fedaccord.core.rng import stream
-from fedaccord.partition import Attributes, DirichletPerClass, Explicit, Partition, Shards, label_counts
+from fedaccord.partition import Attributes, DirichletPerClass, Explicit, Partition, Shards, holdout, label_counts
 from fedaccord.partition.quantity import IID
 
 
@@ -96,3 +96,16 @@ def test_the_holdout_of_a_skewed_partition_shows_the_clients_own_classes() -> No
     room = test.sizes <= partition.shards.sizes - classes  # one example of each class can stay in training
     assert room.sum() > 80
     assert np.all(kept[room][held[room] > 0] > 0), "nothing is tested that the client never saw"
+
+
+def test_many_clients_are_drawn_in_blocks_of_whole_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one client alone is larger than a block, and where clients are empty."""
+    sizes = [3, 0, 40, 7, 0, 0, 12, 1, 9, 0]
+    shards = Shards.of(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    labels = np.arange(sum(sizes)) % 3
+    for block in (1, 10, 20, 1000):
+        monkeypatch.setattr(holdout, "BLOCK", block)
+        train, test = Partition(shards).holdout(0.25, labels, stream(3))
+        assert test.sizes.tolist() == [1, 0, 10, 2, 0, 0, 3, 0, 2, 0]
+        assert [sorted([*a, *b]) for a, b in zip(train, test, strict=True)] == [list(own) for own in shards]
+        assert all(label_counts(side, labels, 3)[2].min() >= 3 for side in (train, test))

@@ -10,8 +10,8 @@ from scipy.spatial.distance import jensenshannon
 
 from fedaccord.core.errors import PartitionError
 from fedaccord.core.rng import stream
-from fedaccord.partition import IID, Attributes, Shards, label_counts, summary
-from fedaccord.partition.measures import feature_shift, gradient_angles, js_distance, label_entropy, size_gini
+from fedaccord.partition import IID, Attributes, Shards, label_counts, measures, summary
+from fedaccord.partition.measures import feature_shift, gradient_angles, js_distance, label_entropy, mean_of, size_gini
 
 COUNTS = np.array([[5, 5, 5, 5], [20, 0, 0, 0], [4, 4, 0, 0], [0, 0, 0, 0]])
 
@@ -122,3 +122,19 @@ def test_gradient_angles_depend_neither_on_the_block_nor_on_the_scale() -> None:
     assert (whole.mean, whole.median, whole.norm_ratio) == pytest.approx((blocks.mean, blocks.median, blocks.norm_ratio))
     few = gradient_angles(np.repeat(np.eye(2), 50, axis=0), max_clients=10)
     assert few is not None and few.num_clients == 10 and few.mean == pytest.approx(90 * 25 / 45)
+
+
+def test_the_summary_of_many_clients_is_taken_in_blocks_and_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.arange(600) % 7
+    shards = Shards.from_owner(np.random.default_rng(0).integers(0, 50, 600), 53)
+    whole = summary(shards, labels, 7)
+    counts = label_counts(shards, labels, 7)
+    assert whole["label_entropy_mean"] == mean_of(label_entropy(counts)) and whole["js_distance_mean"] == mean_of(js_distance(counts))
+    for table in (1, 70, 7 * 52):
+        monkeypatch.setattr(measures, "TABLE", table)
+        assert summary(shards, labels, 7) == whole
+
+
+def test_some_clients_in_a_row_are_shards_of_their_own() -> None:
+    shards = Shards.of([[5, 2], [], [1, 3, 4], [0]])
+    assert shards.between(1, 3) == Shards.of([[], [1, 3, 4]]) and shards.between(0, 4) == shards and len(shards.between(2, 2)) == 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedaccord.core.vector import FlatModel
+from fedaccord.runtime import evaluation
 from fedaccord.runtime.evaluation import BATCH, evaluate, evaluate_parts, measured
 
 
@@ -58,3 +62,28 @@ def test_many_small_sets_in_one_pass_are_each_on_its_own() -> None:
         alone = evaluate(MODEL, MODEL.initial_w, MODEL.initial_buffers, x, y, F.cross_entropy, {"accuracy": accuracy})
         assert mine.metrics is not None and alone.metrics is not None and mine.metrics["accuracy"] == alone.metrics["accuracy"]
         assert abs(mine.metrics["loss"] - alone.metrics["loss"]) < 1e-5
+
+
+def test_parts_are_copied_a_few_at_a_time_and_measured_as_if_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [3, 0, 5, 1, 0, 0, 4, 2]
+    parts = [(torch.randn(n, 3, generator=generator), torch.randint(2, (n,), generator=generator)) if n else None for n in sizes]
+    seen: list[int] = []
+    together = evaluation.outputs_of
+
+    def counted(model: FlatModel, w: Tensor, buffers: Any, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return together(model, w, buffers, x)
+
+    monkeypatch.setattr(evaluation, "outputs_of", counted)
+    found = []
+    for most in (1000, 6, 1):
+        monkeypatch.setattr(evaluation, "TOGETHER", most)
+        given = iter(parts)  # parts need not lie in memory together
+        found.append(evaluate_parts(MODEL, MODEL.initial_w, MODEL.initial_buffers, given, F.cross_entropy, {"accuracy": accuracy}))
+    assert seen == [15, 8, 7, 3, 5, 1, 4, 2]
+    for each in found[1:]:
+        assert [one.num_examples for one in each] == sizes
+        for one, whole in zip(each, found[0], strict=True):
+            assert (one.metrics is None) == (whole.metrics is None) and one.reason == whole.reason
+            assert one.metrics is None or one.metrics == pytest.approx(whole.metrics, rel=1e-6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,3 +162,26 @@ def test_what_is_loaded_from_the_files_is_a_copy(tmp_path: Path) -> None:
     loaded: Any = states.load(0)
     loaded.kept.dual.zero_()
     assert same(states.load(0), state(1.0))
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="needs reads that do not wait for the disk")
+def test_what_is_expected_is_read_from_disk_before_it_is_asked_for(tmp_path: Path) -> None:
+    """Such a read fails for what is not in the page cache, and starts to fetch what lies near: every look goes to another place."""
+    wide = ClientState(Kept(torch.arange(1_000_000.0)), {}, ())
+    states = MemoryMapped(wide, 10, tmp_path / "clients")
+    states.settle({3: wide, 7: wide})
+    checkpoint(states, tmp_path / "000001")
+    with (tmp_path / "clients" / "kept.dual.bin").open("rb") as file:
+
+        def is_cached(client: int, place: int) -> bool:
+            try:
+                return os.preadv(file.fileno(), [bytearray(1)], 4_000_000 * client + 300_000 * place, os.RWF_NOWAIT) == 1
+            except BlockingIOError:
+                return False
+
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_cached(7, 6):
+            pytest.skip("this file system keeps its pages")
+        states.expect([2, 3])
+        assert any(time.sleep(0.1 * place) or is_cached(3, place) for place in range(1, 12))
+    assert same(states.load(3), wide) and states.load(2) is None

@@ -7,9 +7,10 @@ for resolved in runs_of(settings, seeds=3): ...        # one `Resolved` a run
 from fedaccord.config.build import ConfigErrors, Resolved, TaskOrder, resolve
 from fedaccord.config.check import check
 from fedaccord.config.comparison import Comparison, checked_section, comparison
-from fedaccord.config.document import from_run, to_toml
+from fedaccord.config.document import from_run
 from fedaccord.config.layers import Settings, read_settings
 from fedaccord.config.sweep import runs_of
+from fedaccord.core.toml import to_toml
 
 __all__ = [
     "Comparison",

@@ -7,14 +7,27 @@ import numpy.typing as npt
 
 from fedaccord.partition.shards import Int64
 
+BLOCK = 1 << 19  # entries that are looked at together: sorting them takes some 60 MB
+
 
 def held_out(owners: Int64, strata: Int64, clients: int, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """A mask [n] of held-out entries, given the client and the class of each entry.
+    """A mask [n] of held-out entries, given the client, in ascending order, and the class of each entry.
 
     A client of m examples holds out round(fraction * m), at most m - 1. Its entries queue up in three tiers: first one of each class
     that it has twice or more (large classes first), then the others so that classes keep their shares, last the only remaining example
-    of each class.
+    of each class. A block of whole clients is drawn at a time.
     """
+    mask, ends = np.zeros(owners.size, dtype=bool), np.cumsum(np.bincount(owners, minlength=clients))
+    first = start = 0
+    while first < clients:
+        last = max(first + 1, int(np.searchsorted(ends, start + BLOCK, side="right")))
+        end = int(ends[last - 1])
+        mask[start:end] = _of_block(owners[start:end] - first, strata[start:end], last - first, fraction, rng)
+        first, start = last, end
+    return mask
+
+
+def _of_block(owners: Int64, strata: Int64, clients: int, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     sizes = np.bincount(owners, minlength=clients)
     quota = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))  # [N]
 

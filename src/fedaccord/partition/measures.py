@@ -11,6 +11,8 @@ import numpy.typing as npt
 from fedaccord.core.errors import PartitionError
 from fedaccord.partition.shards import Float64, Int64, Shards
 
+TABLE = 1 << 20  # numbers of a table clients x classes that are held at a time
+
 
 def label_counts(shards: Shards, labels: npt.NDArray[Any], num_classes: int) -> Int64:
     """Examples of each class at each client, [N, C]. E306 for a label outside [0, C)."""
@@ -33,13 +35,16 @@ def label_entropy(counts: Int64) -> Float64:
     return np.where(sizes > 0, np.clip(entropy, 0.0, 1.0), np.nan)
 
 
-def js_distance(counts: Int64) -> Float64:
-    """Jensen-Shannon distance (root of the divergence in bits, 0 to 1) of each client's labels to the pooled ones, [N]; NaN if empty."""
-    sizes = counts.sum(axis=1)
-    if not sizes.sum():
+def js_distance(counts: Int64, everybody: Int64 | None = None) -> Float64:
+    """Jensen-Shannon distance (root of the divergence in bits, 0 to 1) of each client's labels to the pooled ones, [N]; NaN if empty.
+
+    everybody: the pooled counts [C], where `counts` [N, C] are of some clients only.
+    """
+    sizes, total = counts.sum(axis=1), counts.sum(axis=0) if everybody is None else everybody
+    if not total.sum():
         return np.full(counts.shape[0], np.nan)
     own = counts / np.maximum(sizes, 1)[:, None]
-    pooled = np.broadcast_to(counts.sum(axis=0) / sizes.sum(), own.shape)
+    pooled = np.broadcast_to(total / total.sum(), own.shape)
     middle = (own + pooled) / 2
     divergence = (_bits(own, middle) + _bits(pooled, middle)) / 2
     return np.where(sizes > 0, np.sqrt(np.clip(divergence, 0.0, 1.0)), np.nan)
@@ -71,8 +76,15 @@ def summary(shards: Shards, labels: npt.NDArray[Any] | None, num_classes: int | 
     """The measures that a run records: means over the clients that hold data, None where labels are missing or are no classes."""
     measures: dict[str, float | None] = {"label_entropy_mean": None, "js_distance_mean": None, "size_gini": size_gini(shards.sizes)}
     if labels is not None and num_classes and labels.ndim == 1 and labels.dtype.kind in "iub":
-        counts = label_counts(shards, labels, num_classes)
-        measures |= {"label_entropy_mean": mean_of(label_entropy(counts)), "js_distance_mean": mean_of(js_distance(counts))}
+        clients = max(1, TABLE // num_classes)
+        parts = [shards.between(first, min(first + clients, len(shards))) for first in range(0, len(shards), clients)]
+        everybody = np.sum([label_counts(part, labels, num_classes).sum(axis=0) for part in parts], axis=0)
+        entropies, distances = [], []
+        for part in parts:
+            counts = label_counts(part, labels, num_classes)
+            entropies.append(label_entropy(counts))
+            distances.append(js_distance(counts, everybody))
+        measures |= {"label_entropy_mean": mean_of(np.concatenate(entropies)), "js_distance_mean": mean_of(np.concatenate(distances))}
     return measures
 
 

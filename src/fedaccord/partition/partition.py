@@ -55,6 +55,8 @@ class Partition:
             raise PartitionError(
                 "E302", f"{len(labels)} labels for shards that reach example {int(shards.indices.max())}", "Partition.holdout"
             )
+        if fraction == 0:
+            return shards, Shards(np.zeros(0, dtype=np.int64), np.zeros_like(shards.offsets))
         owners = shards.owners()
         strata = _strata(labels, shards.indices)
         if self.duplicates:

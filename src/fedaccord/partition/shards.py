@@ -72,6 +72,11 @@ class Shards:
         """The client of each entry of `indices`, [n]."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
 
+    def between(self, first: int, last: int) -> Shards:
+        """The clients from `first` to before `last`, without a copy of what they own."""
+        offsets = self.offsets[first : last + 1]
+        return Shards(self.indices[offsets[0] : offsets[-1]], offsets - offsets[0])
+
     def where(self, mask: npt.NDArray[np.bool_]) -> Shards:
         """The entries of `indices` that `mask` [n] keeps, in the same order, with the same clients."""
         sizes = np.bincount(self.owners()[mask], minlength=len(self))

@@ -18,7 +18,9 @@ BASELINE = "fedavg"
 
 # Settings that say where a run is executed and how often it is looked at. Results do not depend on them.
 _NOT_A_METHOD = ("runtime.", "telemetry.", "report.", "measures.")
-_OF_THE_RUN = {f"run.{key}" for key in ("evaluate_every", "evaluate_clients_every", "checkpoint_every", "keep_weights")}
+_OF_THE_RUN = {
+    f"run.{key}" for key in ("evaluate_every", "evaluate_clients_every", "evaluated_clients", "checkpoint_every", "keep_weights")
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,11 +52,11 @@ class Simulated:
 
     def evaluate(self, w: Tensor, buffers: Buffers, clients: Sequence[int]) -> list[Evaluation]:
         own, data = self._clients, self._clients.data
-        parts = [data.examples(data.held_out, client) for client in clients]
+        parts = (data.examples(data.held_out, client) for client in clients)
         if not own.local_buffers:
             return evaluate_parts(own.model, w, buffers, parts, own.loss, self._metrics)
-        found = [self._states.load(client) for client in clients]
-        kept = [buffers if state is None else state.buffers for state in found]
+        found = (self._states.load(client) for client in clients)
+        kept = (buffers if state is None else state.buffers for state in found)
         return [evaluate_parts(own.model, w, b, [part], own.loss, self._metrics)[0] for b, part in zip(kept, parts, strict=True)]
 
     def save(self, folder: Path) -> None:

@@ -8,7 +8,9 @@ checkpoint are written again.
 from __future__ import annotations
 
 import json
+import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -38,6 +40,10 @@ class ClientStates(Protocol):
         """The client's state; None where it never had an upload accepted."""
         ...
 
+    def expect(self, clients: Sequence[int]) -> None:
+        """These are about to be loaded: what lies on disk may be read while others train."""
+        ...
+
     def settle(self, new: dict[int, ClientState]) -> None:
         """The new states of clients whose uploads counted."""
         ...
@@ -64,6 +70,9 @@ class InMemory:
 
     def load(self, client: int) -> ClientState | None:
         return self._states.get(client)
+
+    def expect(self, clients: Sequence[int]) -> None:
+        pass
 
     def settle(self, new: dict[int, ClientState]) -> None:
         self._states.update(new)
@@ -108,6 +117,14 @@ class MemoryMapped:
         typed = {name: rows[name][: leaf.nbytes].view(leaf.dtype).view(leaf.shape) for name, leaf in to_arrays(self._like).items()}
         state: ClientState = from_arrays(self._like, typed)
         return state
+
+    def expect(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            if client not in self._held_back and self._fields["_seen"][client, 0]:
+                for field in self._fields.values():
+                    start, row = client * field.shape[1], field.shape[1]
+                    page = start - start % mmap.PAGESIZE
+                    field.base.madvise(mmap.MADV_WILLNEED, page, start + row - page)  # type: ignore[union-attr]
 
     def settle(self, new: dict[int, ClientState]) -> None:
         self._held_back.update(new)

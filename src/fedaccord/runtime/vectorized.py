@@ -52,6 +52,7 @@ class Vectorized(Simulated):
 
     def _answers(self, request: Request, clients: Sequence[int]) -> Iterable[Answer]:
         own = self._clients
+        self._states.expect(clients)
         assigned = [own.assignment(request, client, self._states.load(client)) for client in clients]
         yield from (own.without_data(request, each.client) for each in assigned if not each.num_examples)
         working = sorted((each for each in assigned if each.num_examples), key=lambda each: (-each.num_steps, each.client))
