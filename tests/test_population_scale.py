@@ -46,12 +46,13 @@ def task() -> fa.Task:
 def experiment(clients: int, algorithm: fa.Algorithm, **runtime: Any) -> Experiment:
     run = RunOptions(rounds=100, cohort=fa.Uniform(COHORT), client_test=0.5, evaluated_clients=50)
     devices = fa.Devices(weak_share=0.3)
-    return Experiment(TwoEach(clients), algorithm, devices=devices, runtime=RuntimeOptions(**runtime), run=run)
+    return Experiment(TwoEach(clients), algorithm, devices=devices, runtime=RuntimeOptions("sequential", **runtime), run=run)
 
 
 def allocated(experiment: Experiment, task: fa.Task, folder: Path | None = None) -> int:
     """Bytes that Python and numpy hold at the peak of three rounds, the last one of the run among them, above what they held before."""
-    federation, state, *_ = prepare(experiment, task, state_folder=folder)
+    prepared = prepare(experiment, task, state_folder=folder)
+    federation, state = prepared.federation, prepared.start
     state = federation.round(state).state
     last = experiment.run.rounds - 1
     tracemalloc.start()

@@ -110,13 +110,13 @@ class Experiment:
 class Prepared(NamedTuple):
     """An experiment with its data: ready to run."""
 
-    experiment: Experiment  # nothing in it is open any more
-    reason: str  # why this runtime
     federation: Federation
     start: RunState
     model: FlatModel
     data: Population
     partition: Partition
+    experiment: Experiment  # nothing in it is open any more
+    reason: str  # why this runtime
 
 
 def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_folder: Path | None = None) -> Prepared:
@@ -186,7 +186,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
     experiment = replace(experiment, runtime=chosen.options)
-    return Prepared(experiment, chosen.reason, federation, federation.start(w, buffers), model, data, partition)
+    return Prepared(federation, federation.start(w, buffers), model, data, partition, experiment, chosen.reason)
 
 
 def _choice(experiment: Experiment, algorithm: Algorithm, clients: Clients, w: Tensor, buffers: Buffers) -> Chosen:
