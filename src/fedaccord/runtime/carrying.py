@@ -143,7 +143,9 @@ def _how_it_lies(thing: Any) -> tuple[str, Any, int] | None:
     if thing.layout != torch.strided or thing.device.type != "cpu" or thing.is_conj() or thing.is_neg():
         return None
     kind = "tensor" if type(thing) is Tensor else "parameter"
-    lies = thing.dtype, tuple(thing.shape), thing.stride(), thing.requires_grad and thing.is_leaf
+    # what a model was last called with may be views of a vector that has been written over since, and those do not say what they are
+    is_leaf = thing.requires_grad and not thing._is_view() and thing.is_leaf
+    lies = thing.dtype, tuple(thing.shape), thing.stride(), is_leaf
     return kind, lies, span_of(thing.shape, thing.stride()) * thing.dtype.itemsize
 
 
@@ -246,7 +248,7 @@ def _is_importable(module: ModuleType) -> bool:
             return False
         path = list(parent.__path__)
     for finder in sys.meta_path:
-        found = finder.find_spec(spec.name, path)
+        found = finder.find_spec(spec.name, path) if hasattr(finder, "find_spec") else None
         if found is not None:
             return bool(found.origin == spec.origin)
     return False

@@ -236,7 +236,8 @@ class Crew:
         self.workers: list[Worker] = []
         self.forms = Forms()  # of what we write
         self._selector = selectors.DefaultSelector()
-        self._end = weakref.finalize(self, _end_all, self.workers, self._selector, os.getpid())
+        self._owner = os.getpid()
+        weakref.finalize(self, _end_all, self.workers, self._selector, self._owner)
 
     def hire(self, number: int, loaded: Loaded) -> list[Worker]:
         """That many workers, no more than `size`, all with these clients or on the way to have them."""
@@ -265,7 +266,7 @@ class Crew:
 
     def close(self) -> None:
         """End all workers; they are hired anew when they are needed again."""
-        _end_all(self.workers, self._selector, os.getpid())
+        _end_all(self.workers, self._selector, self._owner)
 
 
 def _end_all(workers: list[Worker], selector: selectors.BaseSelector, owner: int) -> None:

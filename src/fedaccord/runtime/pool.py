@@ -57,14 +57,18 @@ class Pool(Simulated):
         self._crew.close()
 
     def _answers(self, request: Request, clients: Sequence[int]) -> Iterable[Answer]:
+        """In the order of `clients`. Where some raise, the first of them in that order does so here."""
         try:
-            return self._trained(request, clients)
+            answers, problems = self._trained(request, clients)
         except BaseException:
             self._crew.close()  # some may still be training
             raise
+        if problems:
+            raise unpacked_error(problems[min(problems)])
+        return [answers[position] for position in range(len(clients))]
 
-    def _trained(self, request: Request, clients: Sequence[int]) -> list[Answer]:
-        """In the order of `clients`. Where some raise, the first of them in that order does so here."""
+    def _trained(self, request: Request, clients: Sequence[int]) -> tuple[dict[int, Answer], dict[int, bytes]]:
+        """What came back, by position: answers, and what was raised instead. After the first such, only earlier ones are still asked."""
         if self._loaded is None:
             self._loaded = Loaded(self._clients)
         workers = self._crew.hire(len(clients), self._loaded)
@@ -92,9 +96,7 @@ class Pool(Simulated):
                     else:
                         problems[each.position] = each.problem
                         queue.keep_before(min(problems))
-        if problems:
-            raise unpacked_error(problems[min(problems)])
-        return [answers[position] for position in range(len(clients))]
+        return answers, problems
 
     def _steps(self, request: Request, clients: Sequence[int]) -> list[tuple[int, int]]:
         """(expected steps, examples) of each client."""

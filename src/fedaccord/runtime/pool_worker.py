@@ -90,7 +90,7 @@ def serve(number: int) -> None:
     while True:
         try:
             order = parts_of(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):
             return
         answers, problem = None, None
         try:
@@ -101,7 +101,8 @@ def serve(number: int) -> None:
                 answers = trainer.train(order)
         except BaseException as raised:
             problem = packed_error(raised)
-        connection.send_bytes(message((answers, problem)))
+        with contextlib.suppress(OSError):  # nobody is there any more
+            connection.send_bytes(message((answers, problem)))
 
 
 def _files(link: socket.socket, number: int) -> list[int]:
