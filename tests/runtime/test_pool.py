@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import psutil
@@ -96,7 +97,9 @@ def test_another_cohort_model_or_method_needs_no_new_workers(crew: Crew) -> None
 
 def test_both_workers_train_and_answers_come_in_the_order_asked(crew: Crew) -> None:
     made = pooled(prepare_trial(Pids(), local=replace(PLAN, epochs=20)), crew)
-    train(made, range(7))  # by now both are ready
+    train(made, range(7))
+    while any(worker.loads for worker in crew.workers):
+        train(made, range(7))
     answers = train(made, [6, 0, 3, 2, 5, 1, 4])
     assert [answer.client for answer in answers] == [6, 0, 3, 2, 5, 1, 4]
     assert {int(answer.upload.process) for answer in answers} == {worker.process.pid for worker in crew.workers}
@@ -156,6 +159,27 @@ def test_in_debug_the_first_client_in_the_order_asked_ends_the_run(crew: Crew) -
     assert_same(*both(crew, fa.FedAvg()))
 
 
+def test_after_the_first_client_that_raises_no_later_one_is_asked(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, order = list[int](), crew_module.Worker.order
+
+    def noted(worker: crew_module.Worker, given: crew_module.Order) -> None:
+        asked.extend(client for _, client, _ in given.tasks)
+        order(worker, given)
+
+    monkeypatch.setattr(crew_module.Worker, "order", noted)
+    monkeypatch.setattr(crew, "size", 1)
+    made = pooled(prepare_trial(fa.FedAvg(), make_task(nn.Linear(6, 3), loss=raising), runtime=RuntimeOptions(debug=True)), crew)
+    with pytest.raises(UploadError, match="client 0"):
+        train(made, range(7))
+    assert asked == [0, 1], "the second was on its way while the first trained"
+
+
+def raising(outputs: Tensor, y: Tensor) -> Tensor:
+    if outputs.requires_grad:
+        raise RuntimeError("never")
+    return F.cross_entropy(outputs, y)
+
+
 class Trap(nn.Module):
     """Trains, until its first weight is large: then it kills its process."""
 
@@ -185,6 +209,8 @@ def test_a_worker_that_dies_is_named_with_its_clients_and_the_next_round_trains(
 def test_an_interrupt_of_the_workers_does_not_end_their_round(crew: Crew) -> None:
     made = pooled(prepare_trial(fa.FedAvg()), crew)
     train(made, range(7))
+    while any(worker.loads for worker in crew.workers):  # a signal before they listen ends them
+        train(made, range(7))
     for worker in crew.workers:
         os.kill(worker.process.pid, signal.SIGINT)
         os.kill(worker.process.pid, signal.SIGTERM)
@@ -205,6 +231,16 @@ def test_a_worker_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IS_WORKER, "1")
     with pytest.raises(ConfigError, match=r"E207 .*__main__"):
         train(pooled(prepare_trial(fa.FedAvg()), Crew(1)), [0])
+
+
+def test_a_worker_that_dies_is_missed_even_where_its_socket_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it has forked."""
+    crew = Crew(1)
+    (worker,) = crew.hire(1, crew_module.Loaded(prepare_trial(fa.FedAvg()).federation.runtime._clients))  # type: ignore[attr-defined]
+    worker.process.kill()
+    monkeypatch.setattr(crew, "_selector", SimpleNamespace(select=lambda patience: []))
+    with pytest.raises(WorkerDied, match=r"E702 a worker process died \(SIGKILL\) before it was ready"):
+        crew.answering()
 
 
 def test_workers_end_with_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
