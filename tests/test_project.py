@@ -164,8 +164,11 @@ def complaints(rule: Rule, files: list[Path]) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {complaint}" for path in files for complaint in rule(path.read_text(encoding="utf-8"))]
 
 
-def test_the_source_never_pickles() -> None:
-    assert complaints(unsafe_serialisation, modules()) == []
+def test_the_source_never_pickles_but_between_the_processes_of_one_run() -> None:
+    between_processes = SOURCE / "runtime" / "carrying.py"
+    assert complaints(unsafe_serialisation, [path for path in modules() if path != between_processes]) == []
+    names = {node.id for node in ast.walk(ast.parse(between_processes.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)}
+    assert "pickle" in names and not names & {"open", "Path", "os", "tempfile"}, "it opens no file"
 
 
 def test_heavy_libraries_are_imported_inside_functions() -> None:

@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "4": ("Network and authorisation", "Exit code 4."),
     "5": ("Deadlines", "Exit code 5."),
     "6": ("The run is fine and the answer is no", "Exit code 6."),
-    "7": ("Faults of ours", "Exit code 70. Please report them."),
+    "7": ("Faults of ours, or of the machine", "Exit code 70. Please report E701."),
 }
 
 HEAD = """# Errors

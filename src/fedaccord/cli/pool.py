@@ -34,11 +34,6 @@ class Outcome:
     traceback: str = ""
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Pool:
     """Trains orders in `jobs` processes."""
 

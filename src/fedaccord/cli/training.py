@@ -14,13 +14,14 @@ from fedaccord.cli.one import train
 from fedaccord.cli.output import comparison as show_comparison
 from fedaccord.cli.output import note, result, say
 from fedaccord.cli.places import STOP, Order, is_parent, lay_out, locate, read_study, write_study
-from fedaccord.cli.pool import Outcome, Pool, cores
+from fedaccord.cli.pool import Outcome, Pool
 from fedaccord.cli.progress import Progress, Sink
 from fedaccord.cli.words import done_line, run_line
 from fedaccord.config import checked_section, comparison, from_run, read_settings, runs_of, to_toml
 from fedaccord.core.errors import ConfigError, FedaccordError
 from fedaccord.report import comparison_rows, summary, write_report
 from fedaccord.runs import read, short_id
+from fedaccord.runtime.cores import cores
 
 
 def run_config(

@@ -6,6 +6,8 @@ Every error that a user can meet is a `FedaccordError`, which is a `ValueError`.
 
 from __future__ import annotations
 
+from typing import Any
+
 CODES: dict[str, str] = {
     # 1xx: an upload that the guard refuses, or state that does not fit the model
     "E101": "an upload holds NaN or Inf",
@@ -35,6 +37,7 @@ CODES: dict[str, str] = {
     "E210": "no such run",
     "E211": "the target folder is not empty",
     "E212": "the run cannot be resumed",
+    "E217": "the task cannot be sent to worker processes",
     "E216": "a method uploads something else than named tensors",
     "E215": "a policy gave weights that do not fit the cohort",
     "E213": "these runs cannot be compared",
@@ -62,8 +65,9 @@ CODES: dict[str, str] = {
     # 6xx: the run is fine and the answer is no
     "E601": "the target was not reached",
     "E602": "no trial of a tuning could be measured",
-    # 7xx: faults of ours
+    # 7xx: faults of ours, or of the machine
     "E701": "a fault of ours",
+    "E702": "a worker process died",
 }
 
 
@@ -81,6 +85,10 @@ class FedaccordError(ValueError):
         parts = (part.rstrip(".") for part in (what, where, remedy) if part)
         text = " ".join(part if part.endswith(("?", "!")) else f"{part}." for part in parts)
         super().__init__(f"{code} {text}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From one process to another; by default Python calls the class with the text alone."""
+        return _remade, (type(self), self.args, self.__dict__)
 
     def record(self) -> dict[str, str]:
         """The error as plain data, for `--json` and the run's records."""
@@ -147,6 +155,18 @@ class InternalFault(FedaccordError):
     """A fault of ours: please report it."""
 
     exit_code = 70
+
+
+class WorkerDied(FedaccordError):
+    """A process that trained clients died: killed, or brought down by native code. The run can be resumed."""
+
+    exit_code = 70
+
+
+def _remade(kind: type[FedaccordError], text: tuple[Any, ...], parts: dict[str, Any]) -> FedaccordError:
+    error = kind.__new__(kind, *text)
+    error.__dict__.update(parts)
+    return error
 
 
 REASONS = (

@@ -1,0 +1,130 @@
+"""A process that trains clients for a `Pool`. It ends when nobody is at the other end of its socket any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fedaccord.core.errors import ConfigError
+from fedaccord.runtime.allocator import keep_freed_blocks
+from fedaccord.runtime.carrying import message, packed, packed_error, parts_of, read_tree, unpacked, write_tree
+from fedaccord.runtime.client import Answer, Clients, Request
+from fedaccord.runtime.crew import DEPTH, Answers, Load, Order, Told, Trained, set_current_client
+from fedaccord.runtime.shared import Forms, Memory
+
+
+class Trainer:
+    """The clients as they were loaded, the round as it was told, and the memories that states come in and answers leave by."""
+
+    def __init__(self, memories: list[Memory]) -> None:
+        self._memories, self._read, self._written = memories, Forms(), Forms()
+        self._num_told = 0  # forms of ours that the other side knows
+
+    def load(self, order: Load, arrays: Memory, round_memory: Memory) -> None:
+        """E207 where the code of the task cannot be imported here."""
+        sys.path[:] = order.search_path
+        order.settings.apply()
+        try:
+            self._clients: Clients = unpacked(order.clients, arrays)
+        except Exception as problem:
+            what = f"a worker process cannot take up the task: {type(problem).__name__}: {problem}"
+            raise ConfigError("E207", what, "runtime", "Import what the task needs by its own name from the search path") from problem
+        self._round_memory = round_memory
+
+    def train(self, order: Order) -> Answers:
+        """The clients of an order, one after another."""
+        if order.forms is not None:
+            self._read.learn(unpacked(order.forms))
+        if order.told is not None:
+            self._request = self._told(order.told)
+        trained, free, memory = [], order.free, self._memories[order.memory]
+        started = time.perf_counter()
+        for position, client, state in order.tasks:
+            set_current_client(memory, client)
+            try:
+                found = None if state is None else read_tree(self._read, memory, state, copy=False)
+                line, free = self._line(position, self._clients.train(self._request, client, found), memory, free)
+            except BaseException as problem:  # as if it had been raised where the others are
+                line = Trained(position, problem=packed_error(problem))
+            trained.append(line)
+        new = self._written.after(self._num_told)
+        self._num_told += len(new)
+        return Answers(packed(new, "a method") if new else None, trained, free, time.perf_counter() - started)
+
+    def _told(self, told: Told) -> Request:
+        if told.method is not None:
+            self._method: tuple[Any, Any] = unpacked(told.method)
+        algorithm, plan = self._method
+        sent, buffers = read_tree(self._read, self._round_memory, told.sent, copy=False)
+        return Request(algorithm, sent, buffers, plan, told.round, told.lr)
+
+    def _line(self, position: int, answer: Answer, memory: Memory, free: int) -> tuple[Trained, int]:
+        upload, kept = answer.upload, None
+        sent, free = write_tree(self._written, memory, free, (upload.upload, upload.buffers))
+        if answer.kept is not None:
+            kept, free = write_tree(self._written, memory, free, answer.kept)
+        error = None if upload.error is None else packed_error(upload.error)
+        return Trained(position, None, upload.report, error, sent, kept), free
+
+
+def serve(number: int) -> None:
+    """Work until the other end of the socket is closed."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # these are for whoever is at the other end
+        signal.signal(each, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(number,), daemon=True).start()
+    _print_to_stderr()
+    torch.set_num_threads(1)
+    keep_freed_blocks()
+    link, connection = socket.socket(fileno=number), Connection(os.dup(number))
+    trainer = Trainer([Memory(file) for file in _files(link, DEPTH)])
+    while True:
+        try:
+            order = parts_of(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        answers, problem = None, None
+        try:
+            if isinstance(order, Load):
+                arrays, round_memory = _files(link, 2)
+                trainer.load(order, Memory(arrays, private=True), Memory(round_memory))
+            else:
+                answers = trainer.train(order)
+        except BaseException as raised:
+            problem = packed_error(raised)
+        with contextlib.suppress(OSError):  # nobody is there any more
+            connection.send_bytes(message((answers, problem)))
+
+
+def _files(link: socket.socket, number: int) -> list[int]:
+    _, files, _, _ = socket.recv_fds(link, 1, number)
+    return list(files)
+
+
+def _end_with(number: int) -> None:
+    """End this process, whatever it is doing, once the other end of the socket is closed."""
+    watch = select.poll()
+    watch.register(number, 0)  # hanging up is always told
+    watch.poll()
+    os._exit(0)
+
+
+def _print_to_stderr() -> None:
+    """Whatever user code prints."""
+    with contextlib.suppress(OSError):
+        os.dup2(2, 1)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
