@@ -310,6 +310,7 @@ def execute(
         try:
             state = _drive(experiment, task, prepared, state, record, disk, weights, sinks, should_stop)
         finally:
+            prepared.federation.runtime.close()
             if disk:
                 disk.close()
     return Run(record, task, prepared.partition, state, weights, disk)

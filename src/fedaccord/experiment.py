@@ -39,6 +39,7 @@ from fedaccord.runtime.choice import Chosen, choose
 from fedaccord.runtime.client import Clients, Request
 from fedaccord.runtime.evaluation import Metric, evaluate
 from fedaccord.runtime.options import RuntimeOptions
+from fedaccord.runtime.pool import Pool
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
 from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
@@ -201,6 +202,8 @@ def _choice(experiment: Experiment, algorithm: Algorithm, clients: Clients, w: T
 def _runtime(chosen: Chosen, clients: Clients, metrics: Mapping[str, Metric], states: ClientStates) -> Runtime:
     if chosen.options.name == "vectorized":
         return Vectorized(clients, metrics, states, chosen.per_example, chosen.options.block)
+    if chosen.options.name == "pool":
+        return Pool(clients, metrics, states, chosen.options.workers)
     return Sequential(clients, metrics, states)
 
 

@@ -11,7 +11,8 @@ from torch import nn
 import fedaccord as fa
 from fedaccord.checks.trial import examples, make_task, mlp, prepare_trial, with_batch_norm_and_dropout
 from fedaccord.runtime import choice
-from fedaccord.runtime.options import CORES, RuntimeOptions, cores
+from fedaccord.runtime.cores import CORES, cores
+from fedaccord.runtime.options import RuntimeOptions
 
 AUTO = RuntimeOptions()
 

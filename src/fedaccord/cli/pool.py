@@ -20,6 +20,7 @@ from fedaccord.cli.interrupts import Interrupts
 from fedaccord.cli.places import STOP, Order
 from fedaccord.cli.progress import Progress
 from fedaccord.runs import short_id
+from fedaccord.runtime.cores import CORES, cores
 from fedaccord.telemetry import Event
 
 
@@ -97,6 +98,7 @@ class Pool:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            CORES: str(max(1, cores() // self._jobs)),
             "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
         }
         worker = subprocess.Popen(

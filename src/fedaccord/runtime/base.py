@@ -58,6 +58,10 @@ class Runtime(Protocol):
         """Take up the clients' state of a checkpoint; None: start from nothing."""
         ...
 
+    def close(self) -> None:
+        """The run is over: end whatever was started for it."""
+        ...
+
 
 class RuntimeAround:
     """A runtime around a real one, `inner`, to which everything goes until it is overridden."""
@@ -87,3 +91,6 @@ class RuntimeAround:
 
     def restore(self, folder: Path | None) -> None:
         self.inner.restore(folder)
+
+    def close(self) -> None:
+        self.inner.close()

@@ -23,7 +23,8 @@ from torch import nn
 from fedaccord.core.errors import ConfigError
 from fedaccord.runtime.block import Block, NeedsDirection
 from fedaccord.runtime.client import Assignment, Clients, Request
-from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, StepKind, cores
+from fedaccord.runtime.cores import cores
+from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, StepKind
 from fedaccord.runtime.padding import PerExample, per_example_loss
 from fedaccord.runtime.vectorized import why_not
 

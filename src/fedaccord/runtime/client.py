@@ -154,6 +154,10 @@ class Clients:
         drawn: Tensor = torch.randn(w.shape, dtype=w.dtype, generator=generator).to(w.device)  # the same on every device
         return drawn.div(drawn.norm())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which records steps of its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_captured"}
+
     @cached_property
     def _captured(self) -> Captured | None:
         return Captured(self.model, self.loss) if self.captures and not self.model.initial_buffers else None

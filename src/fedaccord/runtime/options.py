@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +10,6 @@ from fedaccord.core.algorithm import PositiveCount
 RuntimeName = Literal["auto", "sequential", "vectorized", "pool"]
 StepKind = Literal["auto", "eager", "captured"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
-CORES = "FEDACCORD_CORES"  # environment: how many cores this process may use, where several share a machine
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,3 @@ class RuntimeOptions:
     memory_format: MemoryFormat = "auto"  # of pictures inside the model; which is faster depends on the model
     state: Literal["memory", "memory_mapped"] = "memory"
     debug: bool = False  # stop at the first non-finite value, naming client, round and step
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get(CORES, "")
-    return max(1, min(found, int(asked))) if asked.isdecimal() else found

@@ -67,3 +67,6 @@ class Simulated:
 
     def restore(self, folder: Path | None) -> None:
         self._states.restore(folder)
+
+    def close(self) -> None:
+        """Nothing was started."""
