@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,23 @@ import torch
 
 import fedaccord as fa
 from fedaccord.algorithms import REGISTRY
-from fedaccord.checks.trial import PLAN, Trace, examples, make_task, mlp, prepare_trial, require_all_accepted, traced
+from fedaccord.checks.trial import (
+    PLAN,
+    Trace,
+    examples,
+    make_task,
+    mlp,
+    poisoned,
+    prepare_trial,
+    require_all_accepted,
+    traced,
+    with_batch_norm_and_dropout,
+)
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.runtime.client import Clients
+from fedaccord.runtime.crew import Crew
 from fedaccord.runtime.options import RuntimeOptions
+from fedaccord.runtime.pool import Pool
 
 ROUNDS = 15
 CLIPPED = replace(PLAN, clip_norm=1.0)
@@ -91,3 +105,38 @@ def test_a_run_with_another_learning_rate_is_far_from_it() -> None:
 def test_every_plan_trains_the_same_side_by_side(method: str, plan: fa.LocalPlan) -> None:
     alone, together = (run(REGISTRY[method](), name, torch.float64, local=plan, rounds=5) for name in ("sequential", "vectorized"))
     assert distance(alone, together) <= 1e-9
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Two workers for all methods: each takes seconds to import torch."""
+    crew = Crew(2)
+    yield crew
+    crew.close()
+
+
+@pytest.mark.parametrize("method", REGISTRY)
+def test_a_pool_gives_the_bits_of_one_after_another(method: str, crew: Crew) -> None:
+    """With batch norm and dropout, ragged clients, recorded steps, refusals and what clients keep."""
+    task = make_task(with_batch_norm_and_dropout)
+    options: dict[str, Any] = {"rounds": ROUNDS, "cohorts": None, "client_validation": 0.2, "local": CLIPPED}
+    alone = traced(prepare_trial(REGISTRY[method](), task, **options), change=poisoned(2, 3))
+    prepared = prepare_trial(REGISTRY[method](), task, **options)
+    own: Any = prepared.federation.runtime
+    pool = Pool(own._clients, own._metrics, own._states, crew=crew)
+    spread = traced(prepared._replace(federation=replace(prepared.federation, runtime=pool)), change=poisoned(2, 3))
+    assert spread.bits() == alone.bits()
+    assert spread.settled == alone.settled
+
+
+@pytest.mark.parametrize("method", REGISTRY)
+def test_recorded_steps_give_the_bits_of_autograd(method: str) -> None:
+    options: dict[str, Any] = {"rounds": ROUNDS, "cohorts": None, "client_validation": 0.2, "local": CLIPPED}
+    eager, recorded = (
+        prepare_trial(REGISTRY[method](), runtime=RuntimeOptions("sequential", step=step), **options)  # type: ignore[arg-type]
+        for step in ("eager", "captured")
+    )
+    assert [each.experiment.runtime.step for each in (eager, recorded)] == ["eager", "captured"]
+    assert traced(eager).bits() == traced(recorded).bits()
+    clients: Any = recorded.federation.runtime
+    assert (clients._clients._captured.num_programs > 0) == REGISTRY[method]().objective_is_loss
