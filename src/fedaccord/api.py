@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
 import logging
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
@@ -19,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedaccord import __version__
 from fedaccord.aggregation.policy import BySize, Policy
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
@@ -43,6 +36,7 @@ from fedaccord.experiment import (
 from fedaccord.federation import RunState
 from fedaccord.measures import Measures
 from fedaccord.partition import Partition, Partitioner
+from fedaccord.provenance import provenance
 from fedaccord.runs import Record, RunFolder, lines_of, read
 from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
@@ -297,7 +291,10 @@ def execute(
         record = Record(
             tables,
             sources,
-            {**_provenance(experiment, task, tables, prepared.start), "runtime": f"{experiment.runtime.name}: {prepared.reason}"},
+            {
+                **provenance(tables, experiment.run.seed, task.data_hash(), {"w": prepared.start.server.w, **prepared.start.buffers}),
+                "runtime": f"{experiment.runtime.name}: {prepared.reason}",
+            },
             partition_summary(experiment, task, prepared.partition),
             folder=folder,
         )
@@ -474,40 +471,6 @@ class _Threads:
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._before)
-
-
-def _provenance(experiment: Experiment, task: Task, tables: dict[str, Any], start: RunState) -> dict[str, Any]:
-    return {
-        "fedaccord": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
-        "seed": experiment.run.seed,
-        "data_hash": task.data_hash(),
-        "experiment_hash": hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest(),
-        "start_hash": _hash({"w": start.server.w, **start.buffers}),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-
-
-def _hash(arrays: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        digest.update(name.encode() + array.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _commit() -> str | None:
-    """The commit of the working folder, where it is a git checkout."""
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
 
 
 def _frame(lines: list[dict[str, Any]], nested: tuple[str, ...]) -> pd.DataFrame:
