@@ -22,7 +22,7 @@ class Recorder(Algorithm):
     """Answers every rule with the rule's name and what it was given."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("num_reference_batches", "proximal_weight", "local_parts"):
+        if isinstance(vars(Algorithm).get(name), property):
             return (name,)
         return (lambda *given: (name, *given)) if name in RULES else super().__getattribute__(name)
 
@@ -69,3 +69,32 @@ def test_a_transformed_gradient_has_the_batchs_step_the_clean_loss_and_the_trans
     loss, gradient = seen.with_loss(w)
     assert float(loss) == 12.5 and gradient.tolist() == pytest.approx([6.0, 8.0])
     assert torch.equal(seen(w), gradient) and len(grad.points) == 4
+
+
+class Distilling(Around):
+    @property
+    def inner(self) -> Algorithm:
+        return Plain()
+
+    def objective(self, batch: Any, sent: Any, local: Any) -> Any:
+        return lambda w: 2 * batch.loss_of(batch.outputs(w))
+
+
+class Wrapped(Around):
+    @property
+    def inner(self) -> Algorithm:
+        return Distilling()
+
+
+class Plain(Algorithm):
+    """FedAvg's objective."""
+
+
+def test_a_method_around_another_differentiates_the_loss_if_neither_changes_it() -> None:
+    class PlainInside(Around):
+        @property
+        def inner(self) -> Algorithm:
+            return Plain()
+
+    said = [method.objective_is_loss for method in (Plain(), PlainInside(), Distilling(), Wrapped())]
+    assert said == [True, True, False, False]

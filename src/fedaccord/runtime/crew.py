@@ -14,6 +14,8 @@ from collections import deque
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedaccord.core.errors import ConfigError, WorkerDied
@@ -161,7 +163,7 @@ class Worker:
         """Give it clients to train, the states that it needs being in its memory already."""
         self.orders.append((order.memory, [client for _, client, _ in order.tasks]))
         if len(self.orders) == 1:
-            set_current_client(self.memories[order.memory], self.orders[0][1][0])
+            client_at(self.memories[order.memory])[0] = self.orders[0][1][0]
         self._send(order)
 
     def _send(self, order: Load | Order) -> None:
@@ -195,7 +197,7 @@ class Worker:
             code = self.process.wait()
         doing = "before it was ready; its last words are on stderr"
         if self.orders:
-            at = current_client(self.memories[self.orders[0][0]])
+            at = int(client_at(self.memories[self.orders[0][0]])[0])
             others = [str(client) for _, clients in self.orders for client in clients if client != at]
             shown = ", ".join(others[:10]) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
             doing = f"while it trained client {at}" + (f"; it also had clients {shown}" if others else "")
@@ -214,13 +216,10 @@ class Worker:
 FIRST = ALIGNED  # bytes; before them a worker's memory says which client it is at
 
 
-def current_client(memory: Memory) -> int:
-    return int(memory.flat(torch.int64, 0, 1)[0])
-
-
-def set_current_client(memory: Memory, client: int) -> None:
+def client_at(memory: Memory) -> npt.NDArray[np.int64]:
+    """Which client the worker is at, [1], to read and to write."""
     memory.reach(FIRST)
-    memory.flat(torch.int64, 0, 1)[0] = client
+    return memory.flat(torch.int64, 0, 1).numpy()
 
 
 def search_path() -> list[str]:

@@ -19,7 +19,7 @@ from fedaccord.core.errors import ConfigError
 from fedaccord.runtime.allocator import keep_freed_blocks
 from fedaccord.runtime.carrying import message, packed, packed_error, parts_of, read_tree, unpacked, write_tree
 from fedaccord.runtime.client import Answer, Clients, Request
-from fedaccord.runtime.crew import DEPTH, Answers, Load, Order, Told, Trained, set_current_client
+from fedaccord.runtime.crew import DEPTH, Answers, Load, Order, Told, Trained, client_at
 from fedaccord.runtime.shared import Forms, Memory
 
 
@@ -48,9 +48,10 @@ class Trainer:
         if order.told is not None:
             self._request = self._told(order.told)
         trained, free, memory = [], order.free, self._memories[order.memory]
+        at = client_at(memory)
         started = time.perf_counter()
         for position, client, state in order.tasks:
-            set_current_client(memory, client)
+            at[0] = client
             try:
                 found = None if state is None else read_tree(self._read, memory, state, copy=False)
                 line, free = self._line(position, self._clients.train(self._request, client, found), memory, free)

@@ -37,19 +37,19 @@ class Memory:
     def __init__(self, file: int | None = None, *, private: bool = False) -> None:
         self.file = _anonymous_file() if file is None else file
         self._flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes, self._end = torch.empty(0, dtype=torch.uint8), 0
         self._of_dtype: dict[torch.dtype, Tensor] = {}
         weakref.finalize(self, os.close, self.file)
 
     def reach(self, end: int) -> None:
         """Grow the file to `end` bytes, or take up that another process did. Tensors that lie in it stay where they are."""
-        if end <= len(self._bytes):
+        if end <= self._end:
             return
         size = -(-end // GROWTH) * GROWTH
         if os.fstat(self.file).st_size < size:
             os.ftruncate(self.file, size)
         mapped = mmap.mmap(self.file, size, flags=self._flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        self._bytes, self._of_dtype = torch.frombuffer(mapped, dtype=torch.uint8), {}
+        self._bytes, self._end, self._of_dtype = torch.frombuffer(mapped, dtype=torch.uint8), size, {}
 
     def of(self, dtype: torch.dtype) -> Tensor:
         """All of it, as a vector of this dtype."""
@@ -131,6 +131,8 @@ class Form:
             self._leaves.append(self._leaf(*shape))
             return itemgetter(place)
         parts = [self._maker(part) for part in shape[-1]]
+        if not parts and kind in (dict, tuple):
+            return lambda tensors: kind()
         if kind is dict:
             return lambda tensors: dict(zip(shape[1], [part(tensors) for part in parts], strict=True))
         if kind is tuple:
