@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Sums over several threads may round differently from machine to machine; several test processes share the cores anyway.
 torch.set_num_threads(1)
+
+# Where a test leaves the runtime open: what is measured is not the user's, and nothing starts processes beside those of the tests.
+os.environ["FEDACCORD_CACHE"] = tempfile.mkdtemp(prefix="fedaccord-cache-")
+atexit.register(shutil.rmtree, os.environ["FEDACCORD_CACHE"], ignore_errors=True)
+os.environ.setdefault("FEDACCORD_CORES", "1")
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fixed")

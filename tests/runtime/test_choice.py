@@ -40,7 +40,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[str]:
 def test_a_short_run_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = timed(monkeypatch, sequential=1e-6)
     prepared = prepare_trial(fa.FedAvg(), runtime=AUTO)
-    assert prepared.experiment.runtime == RuntimeOptions("sequential", memory_format="contiguous")
+    assert prepared.experiment.runtime == RuntimeOptions("sequential", step="captured", memory_format="contiguous")
     assert measured == ["sequential"]
     assert "the whole run" in prepared.reason
 
@@ -152,6 +152,7 @@ def test_pictures_in_the_other_format_give_the_same_but_for_rounding() -> None:
 
 
 def test_cores_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CORES, raising=False)
     everything = cores()
     monkeypatch.setenv(CORES, "1")
     assert cores() == 1
