@@ -253,9 +253,7 @@ def chosen(setting: str, method: str, done: dict[str, dict[str, Any]]) -> tuple[
     """The candidate with the best validation accuracy; None before all were tried."""
     elsewhere = SETTINGS[setting].tuned_on
     if elsewhere is not None:
-        found = chosen(elsewhere, method, results(elsewhere))
-        assert found is not None, f"run {elsewhere} first: its choices are taken"
-        return found
+        return chosen(elsewhere, method, results(elsewhere))
     tried = [(done.get(Job(setting, method, *point, "tune", TUNING_SEED).key), point) for point in candidates(setting, method)]
     if any(line is None for line, _ in tried):
         return None
@@ -281,6 +279,8 @@ def main() -> None:
     asked = arguments.parse_args()
     methods, deadline = asked.only.split(","), time.monotonic() + 60 * asked.minutes
     done, waiting = results(asked.setting), {}
+    for method in methods if SETTINGS[asked.setting].tuned_on else ():
+        assert chosen(asked.setting, method, done), f"run {SETTINGS[asked.setting].tuned_on} first: its choice for {method} is taken"
     with multiprocessing.get_context("spawn").Pool(asked.workers) as pool:
         while True:
             for job in ready(asked.setting, methods, done):

@@ -58,14 +58,19 @@ def by_seed(lines: Iterable[Line], name: str) -> dict[int, float | None]:
     return {line["seed"]: line[name] for line in lines}
 
 
+def of_the_choice(setting: str, method: str, done: dict[str, Line]) -> list[Line]:
+    """The final runs of the setting that was chosen; none before all seeds are there."""
+    best = study.chosen(setting, method, done)
+    if best is None:
+        return []
+    lines = [done.get(study.Job(setting, method, *best, "final", seed).key) for seed in study.SEEDS]
+    return [line for line in lines if line is not None] if all(lines) else []
+
+
 def study_table(setting: str) -> str:
     """One row a method, best first."""
     done = study.results(setting)
-    finals: dict[str, list[Line]] = {}
-    for line in done.values():
-        if line["role"] == "final":
-            finals.setdefault(line["method"], []).append(line)
-    finals = {method: lines for method, lines in finals.items() if len(lines) == len(study.SEEDS)}
+    finals = {method: lines for method in study.METHODS if (lines := of_the_choice(setting, method, done))}
     if not finals:
         return ""
     base = by_seed(finals.get("fedavg", []), "last_tenth")
