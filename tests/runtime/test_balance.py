@@ -57,6 +57,7 @@ def test_after_a_problem_only_earlier_clients_are_still_asked() -> None:
 
 
 def test_cores_are_those_that_we_are_bound_to_and_no_more_than_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(module.CORES, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     new, quota, period = tmp_path / "cpu.max", tmp_path / "quota", tmp_path / "period"
     monkeypatch.setattr(module, "_QUOTAS", ((str(new),), (str(quota), str(period))))

@@ -59,7 +59,7 @@ def choose(asked: RuntimeOptions, clients: Clients, request: Request, cohort: Se
             remedy = "Use runtime.name = 'pool' or 'auto'"
             raise ConfigError("E208", f"clients cannot be vectorised: {obstacle}", "runtime.name", remedy)
     chosen = Chosen(asked, "as asked")
-    if working and (asked.name == "auto" or asked.memory_format == "auto"):
+    if working and (asked.name == "auto" or (asked.memory_format == "auto" and _has_pictures(clients))):
         key = _key(asked, clients, request, len(cohort), rounds)
         chosen = _remembered(key, asked) or _measured(asked, clients, request, working, len(cohort), rounds, obstacle)
         _remember(key, chosen)
