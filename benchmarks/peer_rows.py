@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import subprocess
 import tempfile
 import threading
@@ -93,7 +94,8 @@ class Peer:
             raise NotHere(f"{self.name} did not answer within {PATIENCE} s") from None
         if not line:
             lines = [each.strip() for each in self._log.read_text(errors="replace").splitlines() if each.strip()]
-            raise NotHere(f"{self.name} ended: {lines[-1][:200] if lines else 'without a word'}")
+            named = [each for each in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", each)]
+            raise NotHere(f"{self.name} ended: {[*lines, *named][-1][:200] if lines else 'without a word'}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

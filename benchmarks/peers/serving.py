@@ -40,6 +40,23 @@ def say(**told: Any) -> None:
     _ANSWERS.flush()
 
 
+class Turns:
+    """For frameworks that have the loop themselves: `wait` before a round, `done` after it."""
+
+    def __init__(self) -> None:
+        say(ready=True)
+        self._started = 0.0
+
+    def wait(self) -> None:
+        """Until the next round is asked for; ends the process where none is."""
+        if not sys.stdin.readline():
+            os._exit(0)
+        self._started = time.perf_counter()
+
+    def done(self, **told: Any) -> None:
+        say(seconds=time.perf_counter() - self._started, **told)
+
+
 def serve(round: Callable[[], dict[str, Any]]) -> None:
     """Answer until there is nothing more to read."""
     say(ready=True)
