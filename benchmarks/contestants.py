@@ -29,7 +29,6 @@ from workloads import Outcome, Workload
 
 import fedaccord as fa
 from fedaccord.core.errors import FedaccordError
-from fedaccord.partition import Explicit, Shards
 from fedaccord.runs import RunFolder
 from fedaccord.runtime.options import cores
 from fedaccord.telemetry import Event
@@ -259,13 +258,13 @@ def method_of(workload: Workload) -> fa.Algorithm:
 def task_of(workload: Workload) -> fa.Task:
     x, y = workload.tensors()
     classes = int(workload.y.max()) + 1
-    return fa.Task(model=workload.module(), loss=F.cross_entropy, train=(x, y), test=(x[:10], y[:10]), num_classes=classes)
+    train = fa.Examples(x, y, ids=np.repeat(np.arange(len(workload.sizes)), workload.sizes))
+    return fa.Task(model=workload.module(), loss=F.cross_entropy, train=train, test=(x[:10], y[:10]), num_classes=classes)
 
 
 def run_of(workload: Workload, runtime: fa.RuntimeOptions, folder: Path, *telemetry: Any, rounds: int = MANY, **options: Any) -> fa.Run:
     """All clients in every round, all examples train, nobody evaluates."""
-    shards = Shards(np.arange(workload.num_examples), np.concatenate([[0], np.cumsum(workload.sizes)]))
-    given = {"partition": Explicit(shards), "cohort": len(workload.sizes), "local": plan_of(workload), "runtime": runtime, **options}
+    given = {"partition": fa.NaturalIds(), "cohort": len(workload.sizes), "local": plan_of(workload), "runtime": runtime, **options}
     every = {"client_test": 0.0, "evaluate_every": MANY, "rounds": rounds, "folder": folder, "telemetry": telemetry}
     return fa.run(task_of(workload), method_of(workload), **{**every, **given})
 

@@ -26,7 +26,7 @@ PAGE = HERE.parent / "docs" / "growth.png"
 
 def growth_rows(blocks: int, share: float) -> Iterator[Row]:
     """Time per round of auto and of the floor; the exponent of each step, 1 being linear."""
-    cohorts = [max(2, int(size * share)) for size in COHORTS]
+    cohorts = sorted({max(2, int(size * share)) for size in COHORTS})
     works = [made(f"cohort {size}", "mlp", np.full(size, 100), 50) for size in cohorts]
     yield from _series("cohort", cohorts, works, blocks)
     for width in WIDTHS.values():
@@ -54,7 +54,9 @@ def _series(axis: str, points: Sequence[int], works: Sequence[Workload], blocks:
 
 
 MEMORY = """
-import sys, tempfile, pathlib, resource
+import sys, tempfile, pathlib
+sys.path.insert(0, {here!r})
+import memory
 import numpy as np, torch
 import torch.nn.functional as F
 import fedaccord as fa
@@ -70,7 +72,7 @@ with tempfile.TemporaryDirectory() as folder:
                  checkpoint_every={checkpoint_every}, runtime=fa.RuntimeOptions("sequential", state="memory_mapped"),
                  folder=pathlib.Path(folder) / "run")
     assert run.rounds.accepted.map(len).sum() == clients
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+print(memory.peak_megabytes() / 1000)
 """
 
 
@@ -79,7 +81,7 @@ def memory_rows(share: float) -> Iterator[Row]:
     for clients in (10, 30, 100):
         for every in (1, 10):  # rounds from one checkpoint to the next: new state waits in memory until one is on disk
             width = 64 if share == 1 else 8
-            program = MEMORY.format(clients=clients, width=width, checkpoint_every=every)
+            program = MEMORY.format(here=str(HERE), clients=clients, width=width, checkpoint_every=every)
             started = time.perf_counter()
             done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
             what = f"FedSMOO, ResNet-18, {clients} clients, a checkpoint every {every}"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from contestants import MANY, Naive, NotHere, Ours, options_of
 from interleaving import Row, at_most, one_turn
-from torch import nn
+from torch import Tensor, nn
 from workloads import WORKLOADS
 
 import fedaccord as fa
-from fedaccord.core.algorithm import Device, Effort
+from fedaccord.core.algorithm import Algorithm, BatchGrad
+from fedaccord.core.state import State
+from fedaccord.federation import Federation, RunState
 from fedaccord.partition import Explicit, Shards
 from fedaccord.runtime.options import cores
 
@@ -34,21 +36,21 @@ FEW_REGISTERED, MANY_REGISTERED = 1_000, 1_000_000
 
 
 @dataclass(frozen=True)
-class Idle(fa.FedAvg):  # type: ignore[name-defined, misc]
-    """FedAvg whose clients take no step: what is left of a round is everything else."""
+class Idle(Algorithm):
+    """FedAvg whose clients take one step without a gradient: what is left of a round is everything else."""
 
-    def effort(self, epochs: int, steps_per_epoch: int, signals: Mapping[str, float], device: Device) -> Effort:
-        return Effort(0)
+    def direction(self, grad: BatchGrad, w: Tensor, sent: State, local: State) -> tuple[Tensor, State]:
+        return torch.zeros_like(w), local
 
 
 def empty_rows(blocks: int) -> Iterator[Row]:
-    """A round of 100 clients that take no step, against 100 empty tasks of a bare pool of processes."""
+    """A round of 100 clients that compute nothing, against 100 empty tasks of a bare pool of processes."""
     tasks: list[tuple[()]] = [()] * EMPTY_COHORT
     with multiprocessing.get_context("forkserver").Pool(cores()) as pool:
         pool.map(len, tasks, chunksize=1)
         for kind in ("pool", "sequential"):
             try:
-                federation, state = _registered(EMPTY_COHORT, EMPTY_COHORT, kind, Idle())
+                federation, state = registered(EMPTY_COHORT, EMPTY_COHORT, kind, Idle())
             except NotHere as reason:
                 yield Row("empty", f"{kind}: round of {EMPTY_COHORT} / bare pool", aim=at_most(2.0), note=str(reason))
                 continue
@@ -143,7 +145,7 @@ def start_rows(share: float) -> Iterator[Row]:
 def population_rows(blocks: int, share: float) -> Iterator[Row]:
     """100 a round of very many registered clients against 100 of a thousand; memory from processes of their own."""
     many = max(FEW_REGISTERED, int(MANY_REGISTERED * share))
-    (few, few_state), (lots, lots_state) = (_registered(100, size, "sequential", fa.FedAvg()) for size in (FEW_REGISTERED, many))
+    (few, few_state), (lots, lots_state) = (registered(100, size, "sequential", fa.FedAvg()) for size in (FEW_REGISTERED, many))
     ratio = []
     for block in range(5 * blocks + 3):
         started = time.perf_counter()
@@ -158,7 +160,7 @@ def population_rows(blocks: int, share: float) -> Iterator[Row]:
     yield Row("population", f"memory of {many} registered - of {FEW_REGISTERED}", [grown[1] - grown[0]], at_most(200), unit="MB")
     for size in (100, 1_000, 10_000, 100_000, 1_000_000):
         if size <= many:
-            federation, state = _registered(100, size, "sequential", Idle())
+            federation, state = registered(100, size, "sequential", Idle())
             taken = []
             for _ in range(blocks + 1):
                 started = time.perf_counter()
@@ -170,22 +172,22 @@ def population_rows(blocks: int, share: float) -> Iterator[Row]:
 MEMORY = """
 import sys
 sys.path.insert(0, {here!r})
-import resource, overheads
+import memory, overheads
 import fedaccord as fa
-federation, state = overheads._registered(100, {size}, "sequential", fa.FedAvg())
+federation, state = overheads.registered(100, {size}, "sequential", fa.FedAvg())
 for _ in range(5):
     state = federation.round(state).state
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(memory.peak_megabytes())
 """
 
 
 def _memory(size: int) -> float:
-    """MB at the peak of five rounds."""
+    """MB at the peak of five rounds, of a process of their own."""
     program = MEMORY.format(here=str(HERE), size=size)
     return float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
 
 
-def _registered(cohort: int, population: int, kind: str, algorithm: fa.Algorithm):  # type: ignore[no-untyped-def]
+def registered(cohort: int, population: int, kind: str, algorithm: Algorithm) -> tuple[Federation, RunState]:
     """(federation, state) of softmax regression, five rows a client out of five thousand that they share."""
     from fedaccord.experiment import Experiment, RunOptions, prepare
 

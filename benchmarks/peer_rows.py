@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import psutil
 from contestants import Contestant, NotHere, Ours
-from interleaving import Aim, Row, at_least, ratios, taking_turns
+from interleaving import Aim, Row, at_least, one_turn, ratios, taking_turns
 from peer_environments import environment
 from workloads import WORKLOADS, Miscounted, Outcome, Workload, save
 
@@ -53,7 +53,7 @@ class Peer:
         self._lines: queue.Queue[str] = queue.Queue()
         assert self._process.stdout is not None
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
-        self._told: dict[str, Any] = {}
+        self.told: dict[str, Any] = {}
         self.start_up = 0.0  # seconds from the process's start to the end of its first round
         self.memory = 0.0  # GB resident after the last round, with its children
         try:
@@ -66,12 +66,12 @@ class Peer:
         assert self._process.stdin is not None
         self._process.stdin.write("round\n")
         self._process.stdin.flush()
-        self._told = self._answer()
+        self.told = self._answer()
 
     def outcome(self) -> Outcome:
         self.start_up = self.start_up or time.perf_counter() - self._started
         self.memory = max(self.memory, _resident(self._process.pid))
-        return Outcome(self._told["examples"], self._told["steps"], self._told.get("moved"))
+        return Outcome(self.told["examples"], self.told["steps"], self.told.get("moved"))
 
     def close(self) -> None:
         """The peer's children end with it; what does not is ended."""
@@ -167,28 +167,26 @@ def flower_rows(blocks: int, share: float, folder: Path, torch_options: Sequence
                 "flower",
                 beside("flower", work, blocks, share, folder, torch_options, kind=kind, aim=aim if kind == "naive" else None),
             )
-    small = WORKLOADS["W4"](0.1)
     for registered in (100, 1_000, 10_000):
-        if registered > 10_000 * share:
-            continue
-        what = f"Flower: empty round, {registered} registered"
-        try:
-            peer = Peer(what, environment("flower", folder, torch_options), "with_flower", small, "empty", str(registered))
-        except NotHere as reason:
-            yield Row("flower", what, note=str(reason), unit="s")
-            continue
-        taken = []
-        try:
-            for _ in range(blocks + 1):
-                started = time.perf_counter()
-                peer.work()
-                taken.append(time.perf_counter() - started)
-        except NotHere as reason:
-            yield Row("flower", what, note=str(reason), unit="s")
-            continue
-        finally:
+        if registered <= 10_000 * share:
+            yield _empty_flower(registered, blocks, folder, torch_options)
+
+
+def _empty_flower(registered: int, blocks: int, folder: Path, torch_options: Sequence[str]) -> Row:
+    """A hundred of the registered clients answer at once with what they were sent."""
+    what, peer, taken = f"Flower: empty round, {registered} registered", None, []
+    try:
+        peer = Peer(what, environment("flower", folder, torch_options), "with_flower", WORKLOADS["W4"](0.1), "empty", str(registered))
+        for _ in range(blocks + 1):
+            taken.append(one_turn(peer))
+            if peer.told["answers"] != 100:
+                raise Miscounted(f"{peer.told['answers']} of 100 clients answered")
+    except (NotHere, Miscounted) as reason:
+        return Row("flower", what, note=str(reason), unit="s")
+    finally:
+        if peer:
             peer.close()
-        yield Row("flower", what, taken[1:], unit="s", note=f"first round after {taken[0]:.1f} s")
+    return Row("flower", what, taken[1:], unit="s", note=f"the first took {taken[0]:.1f} s")
 
 
 def pfl_rows(blocks: int, share: float, folder: Path, torch_options: Sequence[str]) -> Iterator[Row]:
