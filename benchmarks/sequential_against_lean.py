@@ -15,12 +15,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from workloads import lenet, mlp
 
 import fedaccord as fa
 from fedaccord.experiment import Aggregation, Experiment, Prepared, RunOptions, prepare
@@ -29,29 +30,24 @@ AIM_AGAINST_LEAN = 1.10
 AIM_PER_GRADIENT = 1.10
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
-
-
-def lenet() -> nn.Module:
-    convolutions = nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
-    )
-    return nn.Sequential(convolutions, nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
-
-
 WORK: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int]] = {  # model, one input, clients, examples a client, epochs
     "mlp": (mlp, (784,), 100, 600, 1),
     "lenet": (lenet, (3, 32, 32), 10, 500, 5),
 }
 
 
+class LeanRound(NamedTuple):
+    w: list[Tensor]
+    steps: int
+    examples: int  # sample passes
+
+
 def lean_round(
-    model: nn.Module, w: list[Tensor], x: Tensor, y: Tensor, rows: list[np.ndarray], plan: fa.LocalPlan, seed: int
-) -> tuple[list[Tensor], int]:
-    """One round of FedAvg; returns the new weights and the number of steps."""
-    parameters, total, steps = list(model.parameters()), [torch.zeros_like(part) for part in w], 0
-    rng = np.random.default_rng(seed)
+    model: nn.Module, w: list[Tensor], x: Tensor, y: Tensor, rows: list[np.ndarray], plan: fa.LocalPlan, seed: int, rho: float = 0.0
+) -> LeanRound:
+    """One round of FedAvg, or of FedSAM where rho > 0, from the weights w."""
+    parameters, total, steps, examples = list(model.parameters()), [torch.zeros_like(part) for part in w], 0, 0
+    rng, num_examples = np.random.default_rng(seed), sum(map(len, rows))
     for own in rows:
         with torch.no_grad():
             for parameter, value in zip(parameters, w, strict=True):
@@ -59,16 +55,26 @@ def lean_round(
         own_rows = torch.from_numpy(own)
         for positions in plan.batches(len(own), rng):
             chosen = own_rows[torch.from_numpy(positions)]
-            loss = F.cross_entropy(model(x[chosen]), y[chosen])
-            gradients = torch.autograd.grad(loss, parameters)
+            inputs, labels = x[chosen], y[chosen]
+            gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), parameters)
+            examples += len(inputs)
+            if rho:
+                with torch.no_grad():
+                    before = [parameter.clone() for parameter in parameters]
+                    length = torch.stack([gradient.norm() for gradient in gradients]).norm()
+                    torch._foreach_add_(parameters, torch._foreach_mul(gradients, rho / (length + 1e-12)))
+                gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), parameters)
+                examples += len(inputs)
+                with torch.no_grad():
+                    torch._foreach_copy_(parameters, before)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.sub_(gradient, alpha=plan.lr)
             steps += 1
         with torch.no_grad():
             for part, parameter in zip(total, parameters, strict=True):
-                part.add_(parameter, alpha=1 / len(rows))
-    return total, steps
+                part.add_(parameter, alpha=len(own) / num_examples)
+    return LeanRound(total, steps, examples)
 
 
 def prepared(name: str, algorithm: fa.Algorithm) -> tuple[Prepared, fa.Task, Experiment]:
@@ -82,6 +88,7 @@ def prepared(name: str, algorithm: fa.Algorithm) -> tuple[Prepared, fa.Task, Exp
         partition=fa.IID(clients=clients),
         algorithm=algorithm,
         local=fa.LocalPlan(lr=0.01, epochs=epochs, batch_size=50),
+        runtime=fa.RuntimeOptions("sequential", memory_format="contiguous"),
         run=run,
         aggregation=Aggregation(),
     )
@@ -95,15 +102,16 @@ def timed(call: Callable[..., Any], *given: Any) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def against_lean(name: str, repeats: int) -> dict[str, object]:
-    (federation, state, _, data, _), task, experiment = prepared(name, fa.FedAvg())
+def against_lean(name: str, repeats: int) -> dict[str, Any]:
+    found, task, experiment = prepared(name, fa.FedAvg())
+    federation, state, data = found.federation, found.start, found.data
     plain = task.build_model(0)
     w = [parameter.detach().clone() for parameter in plain.parameters()]
     rows = [data.train[client] for client in range(len(data))]
     ratios, ours_counted, lean_counted = [], 0, 0
     for repeat in range(repeats + 1):
         seconds, result = timed(federation.round, state)
-        lean_seconds, (w, lean_counted) = timed(lean_round, plain, w, data.x, data.y, rows, experiment.local, repeat)
+        lean_seconds, (w, lean_counted, _) = timed(lean_round, plain, w, data.x, data.y, rows, experiment.local, repeat)
         state, ours_counted = result.state, result.report.gradients
         if repeat:  # the first pair warms up
             ratios.append(seconds / lean_seconds)
@@ -118,22 +126,28 @@ def against_lean(name: str, repeats: int) -> dict[str, object]:
     }
 
 
-def against_fedavg(name: str, method: str, repeats: int) -> dict[str, object]:
-    (ours, state, *_), *_ = prepared(name, fa.REGISTRY[method]())
-    (base, base_state, *_), *_ = prepared(name, fa.FedAvg())
-    ratios = []
+def against_fedavg(name: str, method: str, repeats: int) -> dict[str, Any]:
+    """ratios: time per gradient evaluation; rounds: time per round; passes: gradient evaluations for each of FedAvg's."""
+    method_found, base_found = prepared(name, fa.REGISTRY[method]())[0], prepared(name, fa.FedAvg())[0]
+    ours, state = method_found.federation, method_found.start
+    base, base_state = base_found.federation, base_found.start
+    ratios, rounds, passes = [], [], 0.0
     for repeat in range(repeats + 1):
         seconds, result = timed(ours.round, state)
         base_seconds, base_result = timed(base.round, base_state)
         state, base_state = result.state, base_result.state
+        passes = result.report.gradients / base_result.report.gradients
         if repeat:
-            ratios.append((seconds / result.report.gradients) / (base_seconds / base_result.report.gradients))
+            rounds.append(seconds / base_seconds)
+            ratios.append(rounds[-1] / passes)
     return {
         "work": name,
         "against": "fedavg",
         "method": method,
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        "rounds": rounds,
+        "passes": passes,
         "aim": AIM_PER_GRADIENT,
     }
 
