@@ -30,7 +30,7 @@ from workloads import Outcome, Workload
 import fedaccord as fa
 from fedaccord.core.errors import FedaccordError
 from fedaccord.runs import RunFolder
-from fedaccord.runtime.options import cores
+from fedaccord.runtime.cores import cores
 from fedaccord.telemetry import Event
 
 MANY = 1_000_000  # rounds: nobody comes to the last one, which evaluates

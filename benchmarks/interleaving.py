@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from contestants import Contestant
 
-from fedaccord.runtime.options import cores
+from fedaccord.runtime.cores import cores
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fedaccord.core.algorithm import Algorithm, BatchGrad
 from fedaccord.core.state import State
 from fedaccord.federation import Federation, RunState
 from fedaccord.partition import Explicit, Shards
-from fedaccord.runtime.options import cores
+from fedaccord.runtime.cores import cores
 
 HERE = Path(__file__).parent
 EMPTY_COHORT = 100

@@ -20,7 +20,7 @@ from interleaving import Aim, Row, at_least, one_turn, ratios, taking_turns
 from peer_environments import environment
 from workloads import WORKLOADS, Miscounted, Outcome, Workload, save
 
-from fedaccord.runtime.options import cores
+from fedaccord.runtime.cores import cores
 
 HERE = Path(__file__).parent
 PATIENCE = 300  # seconds for one answer

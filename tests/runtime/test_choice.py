@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,22 @@ class _StopsAfter:
     def emit(self, event: Any) -> None:
         if event.kind == "round_finished" and event.data["round"] == self.round:
             raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("seconds", [{"sequential": 10.0, "vectorized": 50.0}])
+def test_a_pool_that_was_chosen_trains_though_clients_were_vectorised_to_measure_it(
+    seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = timed(monkeypatch, **seconds)
+    monkeypatch.setenv(CORES, "2")
+    monkeypatch.setattr("fedaccord.runtime.cores._QUOTAS", ())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    prepared = prepare_trial(fa.FedAvg(), runtime=AUTO)
+    assert prepared.experiment.runtime.name == "pool"
+    assert "vectorized" in measured
+    try:
+        result = prepared.federation.round(prepared.start)
+    finally:
+        prepared.federation.runtime.close()
+    alone = prepare_trial(fa.FedAvg())
+    assert torch.equal(result.state.server.w, alone.federation.round(alone.start).state.server.w)

@@ -160,7 +160,19 @@ class FlatModel:
         for part, was_training in self._modes:
             part.training = mode and was_training
 
+    def release(self) -> None:
+        """Hold weights of its own again, and not those of the last call: vmap's must not outlive it, nor travel to another process."""
+        with torch.no_grad():
+            self._hold(self.initial_w, self.initial_buffers)
+
     def __call__(self, w: Tensor, buffers: Buffers, x: Tensor) -> Tensor:
+        self._hold(w, buffers)
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        outputs: Tensor = self.module(x)
+        return outputs
+
+    def _hold(self, w: Tensor, buffers: Buffers) -> None:
         layout = self.layout
         for slots, part, shape in zip(self._parameter_slots, w.split_with_sizes(layout.sizes), layout.shapes, strict=True):
             view = part.view(shape)
@@ -169,10 +181,6 @@ class FlatModel:
         for name, slots in self._buffer_slots.items():
             for place, key in slots:
                 place[key] = buffers[name]
-        if self.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        outputs: Tensor = self.module(x)
-        return outputs
 
     def with_features(self, w: Tensor, buffers: Buffers, x: Tensor) -> tuple[Tensor, Tensor]:
         """(outputs [B, ...], features [B, F]): what the last layer that has weights of its own sees, flattened."""

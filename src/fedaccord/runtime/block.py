@@ -85,8 +85,11 @@ class Block:
             Member(each, data.batch_rows(each.client, round, each.plan)[: each.num_steps], data.validation[each.client]) for each in block
         ]
         found: dict[int, Trained] = {}
-        for group in self._groups(members):
-            found |= self._steps(group)
+        try:
+            for group in self._groups(members):
+                found |= self._steps(group)
+        finally:
+            self._clients.model.release()
         return found
 
     def _groups(self, members: list[Member]) -> Iterator[Started]:
