@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import contestants
 import naive
-from contestants import Contestant, Floor, Lean, Naive, NotHere, Ours
+from contestants import Contestant, Floor, Lean, Naive, Ours
 from interleaving import Row, at_least, at_most, ratios, taking_turns, write_rows
 from workloads import WORKLOADS, Miscounted, Outcome, Workload, load, made, save
 
@@ -170,27 +169,3 @@ def test_rows_of_other_works_stay_in_the_file(tmp_path: Path) -> None:
     lines = list(csv.DictReader(path.read_text().splitlines()))
     assert [(line["work"], line["what"], line["median"]) for line in lines] == [("W2", "kept", "3"), ("W1", "new", "5")]
     assert lines[0]["verdict"] == "met" and lines[0]["versions"].startswith("python") and int(lines[0]["cores"]) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("work", "share", "aim", "needs"), [("W1", 0.3, 4, "pool"), ("W2", 0.2, 1.2, "pool"), ("W4", 1.0, 30, "vectorized")]
-)
-def test_we_are_so_many_times_faster_than_the_naive_loop(work: str, share: float, aim: float, needs: str) -> None:
-    """Interleaved, with all cores, in one process; a busy machine may spoil one try."""
-    try:
-        contestants.options_of(needs)
-    except NotHere as reason:
-        pytest.skip(str(reason))
-    found, _ = contestants.entrants(WORKLOADS[work](share), ["naive", "auto"])
-    try:
-        for _ in range(2):
-            seen = statistics.median(ratios(taking_turns(found, blocks=3), "naive", "auto"))
-            print(f"{work}: {seen:.2f}x the naive loop, aim {aim}x")
-            if seen >= aim:
-                break
-    finally:
-        for each in found:
-            each.close()
-    assert seen >= aim
