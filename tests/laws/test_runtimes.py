@@ -14,6 +14,7 @@ from fedaccord.algorithms import REGISTRY
 from fedaccord.checks.trial import (
     PLAN,
     Trace,
+    double_mlp,
     examples,
     make_task,
     mlp,
@@ -31,10 +32,6 @@ from fedaccord.runtime.pool import Pool
 
 ROUNDS = 15
 CLIPPED = replace(PLAN, clip_norm=1.0)
-
-
-def double_mlp() -> torch.nn.Module:
-    return mlp().double()
 
 
 def run(algorithm: Algorithm, name: str, dtype: torch.dtype, **options: Any) -> Trace:

@@ -12,17 +12,19 @@ from torch import Tensor, nn
 import fedaccord as fa
 from fedaccord.checks.trial import (
     PLAN,
-    SIZES,
     Trace,
+    double_mlp,
     examples,
     make_task,
     mlp,
     poisoned,
     prepare_trial,
+    shards,
     traced,
     with_batch_norm_and_dropout,
 )
 from fedaccord.core.errors import ConfigError
+from fedaccord.partition import Explicit
 from fedaccord.runtime import block as block_file
 from fedaccord.runtime.client import Clients
 from fedaccord.runtime.options import RuntimeOptions
@@ -30,10 +32,6 @@ from fedaccord.runtime.padding import per_example_loss
 from fedaccord.runtime.vectorized import Vectorized
 
 VECTORIZED = RuntimeOptions("vectorized")
-
-
-def double_mlp() -> nn.Module:
-    return mlp().double()
 
 
 def trace_of(name: str, algorithm: fa.Algorithm | None = None, *, change: Any = None, loss: Any = F.cross_entropy, **options: Any) -> Trace:
@@ -80,8 +78,6 @@ def test_what_a_client_keeps_does_not_hold_its_block_in_memory() -> None:
 
 
 def test_clients_without_data_answer_so() -> None:
-    from fedaccord.partition import Explicit
-
     rows = [list(range(10)), [], list(range(10, 13))]
     trace = trace_of("vectorized", partition=Explicit(rows), cohorts=[range(3)], rounds=1)
     assert [(each.client, each.code) for each in trace.results[0].clients] == [(0, None), (1, "E108"), (2, None)]
@@ -193,8 +189,6 @@ class FailsOnOneClient(nn.Module):
 
 def test_where_one_fails_the_others_still_train() -> None:
     sizes = [8, 3, 8, 4, 4, 4, 4]
-    from fedaccord.checks.trial import shards
-
     prepared = prepare_trial(fa.FedAvg(), make_task(FailsOnOneClient), partition=shards(sizes), cohorts=[[0, 2, 3]] + 3 * [[0, 1, 2]])
     runtime: Any = prepared.federation.runtime
     federation = replace(prepared.federation, runtime=Vectorized(runtime._clients, runtime._metrics, runtime._states))
@@ -212,13 +206,8 @@ def test_pictures_and_group_norm_vectorise() -> None:
         return resnet18((1, 16, 16), 3, width=4).double()
 
     task = fa.Task(model=model, loss=F.cross_entropy, train=(x, y), test=(x, y), num_classes=3)
-    from fedaccord.checks.trial import shards
-
     traces = [
         traced(prepare_trial(fa.FedSAM(), task, partition=shards([12, 9, 5]), cohorts=[range(3)], rounds=1, runtime=RuntimeOptions(name)))
         for name in ("sequential", "vectorized")
     ]
     assert_close(*traces)
-
-
-assert len(SIZES) == 7

@@ -39,6 +39,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def double_mlp() -> nn.Module:
+    """The same in float64, where only a wrong formula differs."""
+    return mlp().double()
+
+
 def with_batch_norm_and_dropout() -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, 8), nn.Unflatten(1, (4, 2)), nn.BatchNorm1d(4), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedaccord.checks.law import Breach
-from fedaccord.checks.trial import PLAN, Trace, Trial, examples, make_task, mlp, require_all_accepted, run_traced, shards
+from fedaccord.checks.trial import PLAN, Trace, Trial, double_mlp, examples, make_task, require_all_accepted, run_traced, shards
 from fedaccord.checks.watched import Watched
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.batch import BoundBatch, FunctionalGrad
@@ -28,7 +28,7 @@ def vectorisability(trial: Trial) -> None:
     spy = _Spy()
     watched: Any = Watched(trial.algorithm, spy)
     x, _ = examples()
-    task = make_task(_double_mlp, x=x.double())
+    task = make_task(double_mlp, x=x.double())
     everyone = [range(CLIENTS)] * ROUNDS
     trace = run_traced(watched, task, rounds=ROUNDS, cohorts=everyone, partition=shards([10] * CLIENTS), client_validation=0.2)
     require_all_accepted(trace)
@@ -48,10 +48,6 @@ def _groups(trace: Trace, spy: _Spy, round: int) -> list[list[int]]:
         told = tuple(value for value in start if isinstance(value, int | float))
         groups.setdefault((trace.results[round - 1].clients[client].steps, told), []).append(client)
     return list(groups.values())
-
-
-def _double_mlp() -> nn.Module:
-    return mlp().double()
 
 
 class _Spy:

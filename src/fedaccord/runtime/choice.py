@@ -61,8 +61,10 @@ def choose(asked: RuntimeOptions, clients: Clients, request: Request, cohort: Se
     chosen = Chosen(asked, "as asked")
     if working and (asked.name == "auto" or (asked.memory_format == "auto" and _has_pictures(clients))):
         key = _key(asked, clients, request, len(cohort), rounds)
-        chosen = _remembered(key, asked) or _measured(asked, clients, request, working, len(cohort), rounds, obstacle)
-        _remember(key, chosen)
+        remembered = _remembered(key, asked)
+        chosen = remembered or _measured(asked, clients, request, working, len(cohort), rounds, obstacle)
+        if remembered is None:
+            _remember(key, chosen)
     settled = _settled(chosen.options, clients)
     clients.model.channels_last = settled.memory_format == "channels_last"
     return chosen._replace(options=settled, per_example=_padding(clients, request) if settled.name == "vectorized" else None)
