@@ -58,7 +58,7 @@ RULES: dict[str, tuple[str, ...] | None] = {
     "core/precision.py": None,
     "core/server_optimizer.py": None,
     "core/schedule.py": None,
-    "core/local.py": ("LocalPlan.batches", "local_training"),
+    "core/local.py": ("LocalPlan.batches", "local_training", "local_step"),
     "aggregation/sums.py": None,
     "aggregation/policy.py": None,
     "federation.py": ("Federation._weights", "Federation._updated"),
@@ -68,12 +68,11 @@ RULES: dict[str, tuple[str, ...] | None] = {
 # Faults that no test can see, by name, and why.
 EQUIVALENT: dict[str, str] = {
     "core/optimizer.py::Sgd.effective_steps: if m == 0 -> if False": "a shortcut: without momentum the loop adds as many ones",
-    "core/local.py::local_training: w if is_ours else None -> None": "the same numbers in new memory",
+    "core/local.py::local_step: w if is_ours and (not holds((local, moments), w)) else None -> None": "the same numbers in new memory",
     "core/local.py::local_training: w.new_zeros -> w.new_ones (#2)": "a vector of length 0",
-    "core/local.py::local_training: if plan.weight_decay -> if True": "adding 0 * w changes nothing: the condition saves time",
-    "federation.py::Federation._updated: weighted if weights == equal else weighted_sum(uploads, equal) -> weighted_sum(uploads, equal)": (
-        "the same sum once more: the condition saves time"
-    ),
+    "core/local.py::local_step: if plan.weight_decay -> if True": "adding 0 * w changes nothing: the condition saves time",
+    "federation.py::Federation._updated: weighted_sums(uploads, weights) * 2 if weights == equal else weighted_sums(uploads, weights, equal)"
+    " -> weighted_sums(uploads, weights, equal)": "the same sum once more: the condition saves time",
     "algorithms/fedcm.py::FedCM.upload: w -> sent.w (#2)": "new_zeros takes dtype and device alone, the same in both",
     "algorithms/fednova.py::FedNova.upload: w -> sent.w": "as in FedCM",
     "algorithms/fedwmsam.py::FedWMSAM.upload: w -> sent.w (#2)": "as in FedCM",
