@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -180,9 +181,19 @@ def run_variant(variant: Variant, base_lr: float, base: dict[str, Any], seed: in
             name: study._mean([line["signals"].get(name) for line in clients if line["round"] == 1]) for name in signals
         },
         "clipped_in_first_20_rounds": study._mean([line["signals"].get("clipped") for line in first]),
+        "rho_deviation": _deviation(clients, "rho"),
         "pairwise_cosine": [None if (c := line["pairwise_cosine"]) is None else round(c, 4) for line in run.record.rounds[::5]],
         "seconds": time.process_time() - started,
     }
+
+
+def _deviation(clients: list[dict[str, Any]], signal: str) -> float | None:
+    """How far a signal moves from one round of a client to its next: the deviation within a client, meant over those seen three times."""
+    of_client: dict[int, list[float]] = {}
+    for line in clients:
+        if (value := line["signals"].get(signal)) is not None:
+            of_client.setdefault(line["client"], []).append(value)
+    return study._mean([statistics.stdev(values) for values in of_client.values() if len(values) >= 3])
 
 
 def main() -> None:

@@ -17,6 +17,15 @@ import study
 
 from fedaccord.report.statistics import estimate
 
+BASES = {  # of ablations, the one that a variant is compared with; the others are compared with "as chosen"
+    "momentum, decoupled": "momentum, coupled",
+    "Adam, decoupled": "Adam, coupled",
+    "broken sensor, trust 0": None,
+    "broken sensor, trust 1": "broken sensor, trust 0",
+    "text, embedding scale 0.1": None,
+    "text, embedding scale 1": "text, embedding scale 0.1",
+    "as chosen": None,
+}
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 Line = dict[str, Any]
 
@@ -67,6 +76,14 @@ def of_the_choice(setting: str, method: str, done: dict[str, Line]) -> list[Line
     return [line for line in lines if line is not None] if all(lines) else []
 
 
+def at_the_same_rounds(setting: str, base: list[Line], lines: list[Line]) -> list[float]:
+    """Accuracy minus that of FedAvg when it had run as many rounds, by seed: what a method with two gradients a step is often judged by."""
+    every, tail = study.SETTINGS[setting].evaluate_every[0], 3
+    end = lines[0]["rounds"] // every
+    early = {line["seed"]: study._mean(line["curve"][end - tail : end]) for line in base}
+    return [line["last_tenth"] - early[line["seed"]] for line in lines]
+
+
 def study_table(setting: str) -> str:
     """One row a method, best first."""
     done = study.results(setting)
@@ -74,7 +91,17 @@ def study_table(setting: str) -> str:
     if not finals:
         return ""
     base = by_seed(finals.get("fedavg", []), "last_tenth")
-    head = ("method", "setting", "accuracy", "minus FedAvg", "last", "best", "rounds to target", "gradients to target")
+    head = (
+        "method",
+        "setting",
+        "accuracy",
+        "minus FedAvg",
+        "minus FedAvg at the same rounds",
+        "last",
+        "best",
+        "rounds to target",
+        "gradients to target",
+    )
     head += ("drift", "λ₁", "trace", "SAM gap", "refused")
     rows = []
     for method, lines in sorted(finals.items(), key=lambda item: -(study._mean([line["last_tenth"] for line in item[1]]) or 0)):
@@ -86,6 +113,7 @@ def study_table(setting: str) -> str:
                 options,
                 shown((line["last_tenth"] for line in lines), percent),
                 "–" if method == "fedavg" else shown(pairs, points),
+                shown(at_the_same_rounds(setting, finals["fedavg"], lines), points) if method in study.TWO_GRADIENTS else "–",
                 shown((line["final"] for line in lines), percent),
                 shown((line["best"] for line in lines), percent),
                 shown((line["rounds_to_target"] for line in lines), short),
@@ -109,7 +137,7 @@ def study_table(setting: str) -> str:
 
 
 def ablation_table(method: str) -> str:
-    """One row a variant, paired with the first one by seed."""
+    """One row a variant, paired by seed with the one that it changes."""
     path = study.RESULTS / "ablations.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     variants: dict[str, list[Line]] = {}
@@ -118,20 +146,25 @@ def ablation_table(method: str) -> str:
             variants.setdefault(line["variant"], []).append(line)
     if not variants:
         return ""
-    base = by_seed(variants.get("as chosen", []), "last_tenth")
     wanted = {
         "dynamic_sam": ("gamma", "sigma", "tau", "lambda", "rho", "clipped"),
         "noise_adaptive_sam": ("rho", "noise_used", "norm_mean", "two_pass", "clipped"),
     }[method]
     rows = []
     for name, own in variants.items():
+        against = BASES.get(name, "as chosen")
+        base = by_seed(variants.get(against, []), "last_tenth") if against else {}
         pairs = [value - base[seed] for seed, value in by_seed(own, "last_tenth").items() if value is not None and base.get(seed)]  # type: ignore[operator]
-        comparable = name != "as chosen" and not name.startswith(("broken", "text"))
+        difference = f"{shown(pairs, points)}{'' if against == 'as chosen' else f' ({against})'}" if pairs else "–"
+        reached = shown((line["rounds_to_target"] for line in own), short)
+        spent = thousands(study._mean([line["gradients"] for line in own]) or 0.0)
         cosines = [study._mean(line["pairwise_cosine"]) for line in own]
         signals = [shown((line["signals"].get(signal) for line in own), short) for signal in wanted]
         accuracy = shown((line["last_tenth"] for line in own), percent)
-        rows.append([name, accuracy, shown(pairs, points) if comparable else "–", *signals, shown(cosines, short)])
-    return f"### {method}\n\n{markdown(('variant', 'accuracy', 'minus as chosen', *wanted, 'pairwise cosine'), rows)}\n"
+        early = shown((line["clipped_in_first_20_rounds"] for line in own), percent)
+        rows.append([name, accuracy, difference, reached, spent, *signals, early, shown(cosines, short)])
+    head = ("variant", "accuracy", "minus as chosen, or the one named", "rounds to target", "gradients", *wanted)
+    return f"### {method}\n\n{markdown((*head, 'clipped in rounds 1-20, %', 'pairwise cosine'), rows)}\n"
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

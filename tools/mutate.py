@@ -71,8 +71,8 @@ EQUIVALENT: dict[str, str] = {
     "core/local.py::local_step: w if is_ours and (not holds((local, moments), w)) else None -> None": "the same numbers in new memory",
     "core/local.py::local_training: w.new_zeros -> w.new_ones (#2)": "a vector of length 0",
     "core/local.py::local_step: if plan.weight_decay -> if True": "adding 0 * w changes nothing: the condition saves time",
-    "federation.py::Federation._updated: weighted_sums(uploads, weights) * 2 if weights == equal else weighted_sums(uploads, weights, equal)"
-    " -> weighted_sums(uploads, weights, equal)": "the same sum once more: the condition saves time",
+    "federation.py::Federation._updated: weighted_sums(uploads, weights) * 2 if weights == equal else "
+    "weighted_sums(uploads, weights, equal) -> weighted_sums(uploads, weights, equal)": "the same sum once more: the condition saves time",
     "algorithms/fedcm.py::FedCM.upload: w -> sent.w (#2)": "new_zeros takes dtype and device alone, the same in both",
     "algorithms/fednova.py::FedNova.upload: w -> sent.w": "as in FedCM",
     "algorithms/fedwmsam.py::FedWMSAM.upload: w -> sent.w (#2)": "as in FedCM",

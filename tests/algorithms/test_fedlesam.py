@@ -122,3 +122,8 @@ def test_models_move_by_the_weighted_sum_and_controls_by_the_uniform_one(vec: An
     weighted, uniform = scaffold.Upload(vec(1.0), vec(100.0)), scaffold.Upload(vec(100.0), vec(8.0))
     after = FedLESAM_S().update(scaffold.Server(vec(0.0), vec(0.0)), Cohort(weighted, uniform, 2, 4))
     assert after.w.tolist() == [1.0] and after.control.tolist() == [4.0]
+
+
+@pytest.mark.parametrize("method", [FedLESAM(), FedLESAM_S(), FedLESAM_D()])
+def test_a_step_differentiates_the_loss_alone_so_that_it_may_be_recorded(method: Algorithm) -> None:
+    assert method.objective_is_loss

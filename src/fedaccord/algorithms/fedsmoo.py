@@ -80,7 +80,8 @@ class FedSMOO(Algorithm):
         return Sent(server.w, server.s)
 
     def begin(self, start: RoundStart, sent: Sent, kept: Kept) -> Local:
-        return Local(kept.mu + sent.s, kept.mu + sent.s, kept.dual, sent.w + self.beta * kept.dual)
+        gap = kept.mu + sent.s
+        return Local(gap, gap, kept.dual, sent.w + self.beta * kept.dual)
 
     def direction(self, grad: BatchGrad, w: Tensor, sent: Sent, local: Local) -> tuple[Tensor, Local]:
         ascent = grad(w) - local.gap
