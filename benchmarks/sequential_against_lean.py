@@ -52,9 +52,7 @@ def lean_round(
         with torch.no_grad():
             for parameter, value in zip(parameters, w, strict=True):
                 parameter.copy_(value)
-        own_rows = torch.from_numpy(own)
-        for positions in plan.batches(len(own), rng):
-            chosen = own_rows[torch.from_numpy(positions)]
+        for chosen in map(torch.from_numpy, plan.batches(own, rng)):
             inputs, labels = x[chosen], y[chosen]
             gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), parameters)
             examples += len(inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, Message
@@ -39,7 +40,7 @@ def our_client(data: str, message: Message, client: int) -> tuple[ArrayRecord, d
     work, model = workload(data), flat_model(data)
     x, y = part(work, client)
     plan = LocalPlan(lr=work.lr, epochs=1, batch_size=work.batch_size)
-    rows = plan.batches(len(x), stream(0, "batches", int(message.content["config"]["server-round"]), client))
+    rows = plan.batches(np.arange(len(x)), stream(0, "batches", int(message.content["config"]["server-round"]), client))
     sent, seen = Server(torch.from_numpy(message.content["arrays"]["w"].numpy().copy())), 0
 
     def batches() -> Any:

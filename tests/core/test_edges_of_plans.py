@@ -11,12 +11,12 @@ from fedaccord.core.rng import stream
 
 def test_a_batch_as_large_as_the_data_is_a_full_batch_in_the_order_of_the_data() -> None:
     plans = fa.LocalPlan(epochs=2, batch_size=7), fa.LocalPlan(epochs=2, batch_size="full")
-    exact, full = (plan.batches(7, stream(0, "batches")) for plan in plans)
+    exact, full = (plan.batches(np.arange(7), stream(0, "batches")) for plan in plans)
     assert [batch.tolist() for batch in exact] == [batch.tolist() for batch in full] == [list(range(7))] * 2
 
 
 def test_one_example_fewer_than_the_data_makes_two_steps_an_epoch() -> None:
-    first, second = fa.LocalPlan(epochs=1, batch_size=6).batches(7, stream(0, "batches"))
+    first, second = fa.LocalPlan(epochs=1, batch_size=6).batches(np.arange(7), stream(0, "batches"))
     assert (len(first), len(second)) == (6, 1)
     assert sorted(np.concatenate([first, second]).tolist()) == list(range(7))
 

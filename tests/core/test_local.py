@@ -276,7 +276,7 @@ def test_a_method_can_wrap_the_objective_with_the_models_outputs() -> None:
 
 
 def positions(plan: LocalPlan, n: int, seed: int = 0) -> list[np.ndarray]:
-    return plan.batches(n, np.random.default_rng(seed))
+    return plan.batches(np.arange(n), np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("n", [1, 7, 10, 11, 30])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ def test_an_overflow_is_taken_back_from_batch_norm_too(method: fa.Algorithm) -> 
 def first_two_first() -> int:
     """A seed of which the first mini-batch is of examples 0 and 1."""
     plan = fa.LocalPlan(epochs=1, batch_size=2)
-    return next(seed for seed in range(99) if set(plan.batches(4, stream(seed, "batches", 1, 0))[0].tolist()) == {0, 1})
+    return next(seed for seed in range(99) if set(plan.batches(np.arange(4), stream(seed, "batches", 1, 0))[0].tolist()) == {0, 1})
 
 
 def test_dynamic_sams_reference_is_the_first_gradient_that_counted() -> None:

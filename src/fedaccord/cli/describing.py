@@ -148,7 +148,8 @@ def _gradient(model: FlatModel, task: Task, data: Population, client: int) -> Te
 
 
 def _measures(facts: Facts, resolved: Resolved, model: FlatModel, angles: GradientAngles | None) -> dict[str, Any]:
-    steps = [len(resolved.experiment.local.batches(int(size), np.random.Generator(np.random.PCG64(0)))) for size in np.unique(facts.sizes)]
+    plan = resolved.experiment.local
+    steps = [plan.epochs * plan.steps_per_epoch(int(size)) for size in np.unique(facts.sizes)]
     one, held = num_bytes(model.initial_w), num_bytes(model.initial_buffers)
     stays = local_parts_of(resolved.experiment) != "none"  # buffers, and own parameters among them: no part of a message
     buffers, own = (0, held) if stays else (held, 0)

@@ -44,18 +44,19 @@ class LocalPlan:
     same_masks: bool = False  # dropout draws the same masks in every pass of a step
     drop_last: bool = False  # leave out a last, shorter batch of an epoch (not where it is the only one)
 
-    def batches(self, num_examples: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Positions of each step's mini-batch in 0..num_examples-1; reshuffled every epoch, none left out unless `drop_last`."""
+    def batches(self, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """The rows [n] of each step's mini-batch; reshuffled every epoch, none left out unless `drop_last`."""
+        num_examples = len(rows)
         if num_examples == 0:
             return []
         if self.batch_size == "full" or self.batch_size >= num_examples:
-            return [np.arange(num_examples)] * self.epochs
+            return [rows] * self.epochs
         size, end = self.batch_size, num_examples
         if self.drop_last:
             end -= num_examples % size
         steps = []
         for _ in range(self.epochs):
-            order = rng.permutation(num_examples)
+            order = rows[rng.permutation(num_examples)]
             steps += [order[start : min(start + size, end)] for start in range(0, end, size)]
         return steps
 

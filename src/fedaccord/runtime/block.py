@@ -48,6 +48,26 @@ class Member(NamedTuple):
         return len(self.batches)
 
 
+class Table:
+    """The rows of all mini-batches of some clients, looked up once. Short batches are filled with their own first example."""
+
+    def __init__(self, members: Sequence[Sequence[np.ndarray]]) -> None:
+        steps = max(map(len, members))
+        self.lengths = np.zeros((len(members), steps), dtype=np.int64)  # [C, K]; 0 for steps that a client does not take
+        for own, batches in zip(self.lengths, members, strict=True):
+            own[: len(batches)] = [len(batch) for batch in batches]
+        counts = np.arange(self.lengths.max()) < self.lengths[..., None]
+        rows = np.zeros(counts.shape, dtype=np.int64)
+        rows[counts] = np.concatenate([batch for batches in members for batch in batches])
+        self.rows = np.where(counts, rows, rows[..., :1])  # [C, K, B]
+
+    def of_step(self, clients: int | np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rows [C, B], how many of them are the client's own batch [C]), of the first clients or of those named."""
+        chosen = slice(clients) if isinstance(clients, int) else clients
+        lengths = self.lengths[chosen, step]
+        return self.rows[chosen, step, : lengths.max()], lengths
+
+
 class Started(NamedTuple):
     """Clients before their first step. `w` is the same for all."""
 
@@ -110,8 +130,12 @@ class Block:
     def _begun(self, members: list[Member]) -> Started:
         request, first = self._request, members[0]
         kept, rebuild_kept, _ = _stacked([each.assigned.state.kept for each in members])
-        reference = [self._examples(rows) for rows in zip(*map(self._reference, members), strict=True)]
-        held_out = self._examples([each.validation for each in members]) if len(first.validation) else None
+        reference, held_out = [], None
+        if num_reference := len(self._reference(first)):
+            table = Table([self._reference(each) for each in members])
+            reference = [self._examples(*table.of_step(len(members), step)) for step in range(num_reference)]
+        if len(first.validation):
+            held_out = self._examples(*Table([[each.validation] for each in members]).of_step(len(members), 0))
         direction = None
         if self._draws_directions:
             direction = torch.stack([self._clients.random_direction(request, each.assigned.client) for each in members])
@@ -152,34 +176,36 @@ class Block:
         ]
         moments, rebuild_moments, _ = _stacked(kept_moments)
         carry, left, losses, passes = Carry(w, moments, group.local), [], [], [0]
-        active = len(members)
+        active, table = len(members), Table([each.batches for each in members])
         for step in range(members[0].num_steps):
-            still = sum(each.num_steps > step for each in members[:active])
+            still = int((table.lengths[:active, step] > 0).sum())
             if still < active:
                 left.append(carry.rows(slice(still, active)))
                 carry, active = carry.rows(slice(still)), still
-            carry, loss, count = self._step(group, carry, rebuild_moments, members[:active], step)
+            carry, loss, count = self._step(group, carry, rebuild_moments, table, active, step)
             losses.append(loss)
             passes.append(count)
         whole = _concatenated([carry, *reversed(left)])
         return self._uploads(group, whole, rebuild_moments, losses, passes)
 
-    def _step(self, group: Started, carry: Carry, rebuild_moments: Rebuild, members: list[Member], step: int) -> tuple[Carry, Tensor, int]:
-        """(the carry, the losses [C] of the clean passes, gradients that each evaluated), after one step of these clients."""
-        rows = [each.batches[step] for each in members]
-        lengths = np.array([len(each) for each in rows])
+    def _step(
+        self, group: Started, carry: Carry, rebuild_moments: Rebuild, table: Table, active: int, step: int
+    ) -> tuple[Carry, Tensor, int]:
+        """(the carry, the losses [C] of the clean passes, gradients that each evaluated), after one step of the first `active` clients."""
+        rows, lengths = table.of_step(active, step)
         if self._per_example or (lengths == lengths[0]).all():
-            return self._vmapped_step(group, carry, rebuild_moments, rows, step)
+            return self._vmapped_step(group, carry, rebuild_moments, self._examples(rows, lengths), step)
         parts, places = [], []
         for length in np.unique(lengths):
-            place = torch.from_numpy(np.flatnonzero(lengths == length))
-            parts.append(self._vmapped_step(group, carry.rows(place), rebuild_moments, [rows[i] for i in place], step))
+            alike = np.flatnonzero(lengths == length)
+            place = torch.from_numpy(alike)
+            parts.append(self._vmapped_step(group, carry.rows(place), rebuild_moments, self._examples(*table.of_step(alike, step)), step))
             places.append(place)
         back = torch.cat(places).argsort()
         return _concatenated([part[0] for part in parts]).rows(back), torch.cat([part[1] for part in parts])[back], parts[0][2]
 
     def _vmapped_step(
-        self, group: Started, carry: Carry, rebuild_moments: Rebuild, rows: list[np.ndarray], step: int
+        self, group: Started, carry: Carry, rebuild_moments: Rebuild, given: Examples, step: int
     ) -> tuple[Carry, Tensor, int]:
         request, passes = self._request, 0
 
@@ -198,7 +224,7 @@ class Block:
             loss = w.new_zeros(()) if grad.first_loss is None else grad.first_loss
             return after.w, separated(after.moments)[0], tensors, loss
 
-        w, moments, local, loss = _vmapped(one, len(rows), carry.w, carry.moments, carry.local, self._examples(rows))
+        w, moments, local, loss = _vmapped(one, len(carry.w), carry.w, carry.moments, carry.local, given)
         return Carry(w, moments, local), loss, passes
 
     def _uploads(
@@ -241,17 +267,12 @@ class Block:
             batch = Padded(own.model, self._per_example, examples.x, examples.y, examples.share)
         return FunctionalGrad(request.algorithm.objective(batch, request.sent, local), step, self._max_norm)
 
-    def _examples(self, rows: Sequence[np.ndarray]) -> Examples:
-        """The examples at these rows of the data, one set a client."""
-        data, lengths = self._clients.data, np.array([len(each) for each in rows])
-        longest = int(lengths.max())
-        if (lengths == longest).all():
-            index = torch.from_numpy(np.stack(rows))
+    def _examples(self, rows: np.ndarray, lengths: np.ndarray) -> Examples:
+        """The examples at these rows [C, B] of the data, one set a client, of which the first lengths [C] count."""
+        data, index = self._clients.data, torch.from_numpy(rows)
+        if (lengths == rows.shape[1]).all():
             return Examples(data.x[index], data.y[index], None)
-        padded = np.empty((len(rows), longest), dtype=np.int64)
-        for into, own in zip(padded, rows, strict=True):
-            into[: len(own)], into[len(own) :] = own, own[0]
-        index, counts = torch.from_numpy(padded), np.arange(longest) < lengths[:, None]
+        counts = np.arange(rows.shape[1]) < lengths[:, None]
         share = torch.from_numpy(counts / lengths[:, None]).to(self._request.sent.w)
         return Examples(data.x[index], data.y[index], share)
 

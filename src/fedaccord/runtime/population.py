@@ -36,8 +36,7 @@ class Population:
 
     def batch_rows(self, client: int, round: int, plan: LocalPlan) -> list[np.ndarray]:
         """The rows of each mini-batch, from the stream (seed, "batches", round, client)."""
-        rows = self.train[client]
-        return [rows[positions] for positions in plan.batches(len(rows), stream(self.seed, "batches", round, client))]
+        return plan.batches(self.train[client], stream(self.seed, "batches", round, client))
 
     def examples(self, shards: Shards, client: int) -> tuple[Tensor, Tensor] | None:
         """All rows of one of the client's shards; None where it is empty."""
