@@ -269,12 +269,11 @@ class Block:
 
     def _examples(self, rows: np.ndarray, lengths: np.ndarray) -> Examples:
         """The examples at these rows [C, B] of the data, one set a client, of which the first lengths [C] count."""
-        data, index = self._clients.data, torch.from_numpy(rows)
+        x, y = self._clients.data.examples_at(rows)
         if (lengths == rows.shape[1]).all():
-            return Examples(data.x[index], data.y[index], None)
+            return Examples(x, y, None)
         counts = np.arange(rows.shape[1]) < lengths[:, None]
-        share = torch.from_numpy(counts / lengths[:, None]).to(self._request.sent.w)
-        return Examples(data.x[index], data.y[index], share)
+        return Examples(x, y, torch.from_numpy(counts / lengths[:, None]).to(self._request.sent.w))
 
 
 def _joined(parts: list[Started]) -> Started:
