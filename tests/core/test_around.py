@@ -98,3 +98,8 @@ def test_a_method_around_another_differentiates_the_loss_if_neither_changes_it()
 
     said = [method.objective_is_loss for method in (Plain(), PlainInside(), Distilling(), Wrapped())]
     assert said == [True, True, False, False]
+
+
+def test_a_method_around_nothing_is_no_method() -> None:
+    with pytest.raises(NotImplementedError):
+        Around().init_server(torch.zeros(1))

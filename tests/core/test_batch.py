@@ -120,7 +120,7 @@ def test_features_are_what_the_last_layer_sees(data: tuple[Tensor, Tensor]) -> N
 def test_with_the_same_masks_both_passes_see_one_function_and_without_they_do_not(data: tuple[Tensor, Tensor]) -> None:
     for same in (True, False):
         torch.manual_seed(7)
-        grad, model = grad_of(mlp(nn.Dropout(0.5)), *data, same_masks=same)
+        grad, model = grad_of(mlp(nn.Dropout(0.5)), *data, **({"same_masks": True} if same else {}))
         first, second, third = (grad(model.initial_w) for _ in range(3))
         assert torch.equal(first, second) == same and torch.equal(second, third) == same
 
