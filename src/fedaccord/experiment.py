@@ -351,8 +351,8 @@ def measured(plan: Measures, experiment: Experiment, task: Task, model: FlatMode
         found = unmeasured(plan, seed, "buffers are local to the clients, so the global model has none of its own")
     else:
         drawn = stream(seed, "measures", "examples").choice(pooled, min(plan.examples, len(pooled)), replace=False)
-        rows = torch.from_numpy(np.sort(drawn))
-        found = measure(plan, PooledLoss(model, state.buffers, task.loss, data.x[rows], data.y[rows]), state.server.w, seed)
+        pooled_loss = PooledLoss(model, state.buffers, task.loss, *data.examples_at(np.sort(drawn)))
+        found = measure(plan, pooled_loss, state.server.w, seed)
     return {"round": state.round, **found}
 
 

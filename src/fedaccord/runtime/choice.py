@@ -75,8 +75,7 @@ def _padding(clients: Clients, request: Request) -> PerExample | None:
     data = clients.data
     if not request.algorithm.objective_is_loss or not len(data.train.indices):
         return None
-    rows = torch.from_numpy(data.train.indices[:5])
-    return per_example_loss(clients.model, clients.loss, data.x[rows], data.y[rows])
+    return per_example_loss(clients.model, clients.loss, *data.examples_at(data.train.indices[:5]))
 
 
 def _settled(options: RuntimeOptions, clients: Clients) -> RuntimeOptions:
