@@ -66,8 +66,8 @@ test-slow: $(TEST_READY) ## the slow tests, which CI runs as well
 soak: $(TEST_READY) ## the tests that run for a long time, by hand
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 0 || { code=$$?; test $$code -eq 5 && echo "no soak tests yet" || exit $$code; }
 
-bench: $(TEST_READY) ## every benchmark, printed as ratios
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench: $(TEST_READY) ## our runtimes beside naive code, the floor and other frameworks, as ratios (BENCH='--only W1 --blocks 7 --write')
+	$(BIN)/python benchmarks/bench.py $(BENCH)
 
 lint: $(TEST_READY) ## formatting and lint
 	$(BIN)/ruff format --check .
