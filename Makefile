@@ -61,13 +61,14 @@ test: $(TEST_READY) ## the default tests, under ten minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not soak" -n $(WORKERS)
 
 test-slow: $(TEST_READY) ## the slow tests, which CI runs as well
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not soak" -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "alone and not soak"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not alone and not soak" -n $(WORKERS)
 
 soak: $(TEST_READY) ## the tests that run for a long time, by hand
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 0 || { code=$$?; test $$code -eq 5 && echo "no soak tests yet" || exit $$code; }
 
-bench: $(TEST_READY) ## runtimes against naive loops and other systems, printed as ratios (quiet machine, tens of minutes)
-	$(BIN)/python benchmarks/bench.py
+bench: $(TEST_READY) ## our runtimes beside naive code, the floor and other frameworks, as ratios (BENCH='--only W1 --blocks 7 --write')
+	$(BIN)/python benchmarks/bench.py $(BENCH)
 
 lint: $(TEST_READY) ## formatting and lint
 	$(BIN)/ruff format --check .

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -34,7 +32,6 @@ from fedaccord.runtime.cores import cores
 from fedaccord.telemetry import Event
 
 MANY = 1_000_000  # rounds: nobody comes to the last one, which evaluates
-STEP = "step"  # the field of RuntimeOptions that says whether a step is captured
 
 
 class NotHere(Exception):
@@ -270,13 +267,9 @@ def run_of(workload: Workload, runtime: fa.RuntimeOptions, folder: Path, *teleme
 
 
 def options_of(kind: str) -> fa.RuntimeOptions:
-    """sequential, vectorized, pool, auto; 'pool, eager' where steps can be captured. NotHere where this build lacks it."""
+    """sequential, vectorized, pool or auto; after a comma the kind of step: 'pool, eager'."""
     name, _, step = kind.partition(", ")
-    if name == "pool" and find_spec("fedaccord.runtime.pool") is None:
-        raise NotHere("the pool is not built yet")
-    if step and STEP not in {each.name for each in fields(fa.RuntimeOptions)}:
-        raise NotHere(f"RuntimeOptions has no field {STEP!r} yet")
-    return fa.RuntimeOptions(name, **({STEP: step} if step else {}))  # type: ignore[arg-type]
+    return fa.RuntimeOptions(name, step=step or "auto")  # type: ignore[arg-type]
 
 
 def runtime_text(table: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ def draw(results: Path, page: Path = PAGE) -> None:
         (
             axes[2],
             "registered clients",
-            {"fedaccord": ("empty round, ", " registered"), "Flower": ("Flower: empty round, ", " registered")},
+            {"fedaccord": ("a round, ", " registered"), "Flower": ("Flower: empty round, ", " registered")},
         ),
     )
     for axis, label, curves in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from contestants import MANY, Naive, NotHere, Ours, options_of
+from contestants import MANY, Naive, Ours, options_of
 from interleaving import Row, at_most, one_turn
 from torch import Tensor, nn
 from workloads import WORKLOADS
@@ -49,11 +50,7 @@ def empty_rows(blocks: int) -> Iterator[Row]:
     with multiprocessing.get_context("forkserver").Pool(cores()) as pool:
         pool.map(len, tasks, chunksize=1)
         for kind in ("pool", "sequential"):
-            try:
-                federation, state = registered(EMPTY_COHORT, EMPTY_COHORT, kind, Idle())
-            except NotHere as reason:
-                yield Row("empty", f"{kind}: round of {EMPTY_COHORT} / bare pool", aim=at_most(2.0), note=str(reason))
-                continue
+            federation, state = registered(EMPTY_COHORT, EMPTY_COHORT, kind, Idle())
             ours, bare = [], []
             for block in range(5 * blocks + 3):
                 started = time.perf_counter()
@@ -68,6 +65,7 @@ def empty_rows(blocks: int) -> Iterator[Row]:
                     bare.append(ended - middle)
             yield Row("empty", f"{kind}: round of {EMPTY_COHORT}", [1000 * each for each in ours], unit="ms")
             yield Row("empty", f"bare pool beside {kind}", [1000 * each for each in bare], unit="ms")
+            federation.runtime.close()
             values = [a / b for a, b in zip(ours, bare, strict=True)]
             yield Row("empty", f"{kind}: round of {EMPTY_COHORT} / bare pool", values, at_most(2.0) if kind == "pool" else None)
 
@@ -143,48 +141,17 @@ def start_rows(share: float) -> Iterator[Row]:
 
 
 def population_rows(blocks: int, share: float) -> Iterator[Row]:
-    """100 a round of very many registered clients against 100 of a thousand; memory from processes of their own."""
-    many = max(FEW_REGISTERED, int(MANY_REGISTERED * share))
-    (few, few_state), (lots, lots_state) = (registered(100, size, "sequential", fa.FedAvg()) for size in (FEW_REGISTERED, many))
-    ratio = []
-    for block in range(5 * blocks + 3):
-        started = time.perf_counter()
-        few_state = few.round(few_state).state
-        middle = time.perf_counter()
-        lots_state = lots.round(lots_state).state
-        ended = time.perf_counter()
-        if block >= 3:
-            ratio.append((ended - middle) / (middle - started))
-    yield Row("population", f"a round with {many} registered / with {FEW_REGISTERED}", ratio, at_most(1.1))
-    grown = [_memory(size) for size in (FEW_REGISTERED, many)]
-    yield Row("population", f"memory of {many} registered - of {FEW_REGISTERED}", [grown[1] - grown[0]], at_most(200), unit="MB")
-    for size in (100, 1_000, 10_000, 100_000, 1_000_000):
-        if size <= many:
-            federation, state = registered(100, size, "sequential", Idle())
-            taken = []
-            for _ in range(blocks + 1):
-                started = time.perf_counter()
-                state = federation.round(state).state
-                taken.append(time.perf_counter() - started)
-            yield Row("population", f"empty round, {size} registered", taken[1:], unit="s")
-
-
-MEMORY = """
-import sys
-sys.path.insert(0, {here!r})
-import memory, overheads
-import fedaccord as fa
-federation, state = overheads.registered(100, {size}, "sequential", fa.FedAvg())
-for _ in range(5):
-    state = federation.round(state).state
-print(memory.peak_megabytes())
-"""
-
-
-def _memory(size: int) -> float:
-    """MB at the peak of five rounds, of a process of their own."""
-    program = MEMORY.format(here=str(HERE), size=size)
-    return float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    """What population.py measures: 100 a round of ever more registered clients, each population a run of its own process."""
+    sizes = [size for size in (100, 1_000, 10_000, 100_000, 1_000_000) if size <= max(FEW_REGISTERED, MANY_REGISTERED * share)]
+    command = [sys.executable, str(HERE / "population.py"), "--rounds", str(5 * blocks + 2), "--registered", *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for line in lines:
+        yield Row("population", f"a round, {line['registered']} registered", [line["seconds_a_round"]], unit="s", note="processor time")
+    last, note = lines[-1], f"against {FEW_REGISTERED}, median of {5 * blocks}"
+    yield Row("population", f"a round with {last['registered']} registered", [last["ratio"]], at_most(1.1), note=note)
+    above = [last["peak_mb_above_reference"]]
+    yield Row("population", f"memory with {last['registered']} registered, more", above, at_most(200), unit="MB", note=note)
 
 
 def registered(cohort: int, population: int, kind: str, algorithm: Algorithm) -> tuple[Federation, RunState]:
@@ -208,11 +175,7 @@ def registered(cohort: int, population: int, kind: str, algorithm: Algorithm) ->
 
 
 def aggregation_rows(share: float) -> Iterator[Row]:
-    """What aggregation_kernels.py measures, where this build has it."""
-    script = HERE / "aggregation_kernels.py"
-    if not script.exists():
-        yield Row("aggregation", "kernels / one product", note="aggregation_kernels.py is not here yet")
-        return
+    """What aggregation_kernels.py measures."""
     import aggregation_kernels as kernels
 
     torch.set_num_threads(1)

@@ -22,6 +22,7 @@ from interleaving import Row, at_least, at_most, ratios, taking_turns, write_row
 from workloads import WORKLOADS, Miscounted, Outcome, Workload, load, made, save
 
 import fedaccord as fa
+from fedaccord.runtime.cores import cores
 
 KINDS: dict[str, Callable[[Workload], Contestant]] = {
     "naive": Naive,
@@ -29,6 +30,7 @@ KINDS: dict[str, Callable[[Workload], Contestant]] = {
     "floor": Floor,
     "sequential": lambda work: Ours(work, "sequential"),
     "vectorized": lambda work: Ours(work, "vectorized"),
+    "pool": lambda work: Ours(work, "pool"),
     "auto": lambda work: Ours(work, "auto"),
 }
 
@@ -82,7 +84,7 @@ def test_a_naive_loop_that_leaves_out_the_last_batch_is_found_out(monkeypatch: p
 def test_a_lean_loop_or_ours_that_leave_out_the_last_batch_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = contestants.plan_of(small())
     monkeypatch.setattr(contestants, "plan_of", lambda work: replace(plan, drop_last=True))
-    for make in (Lean, KINDS["sequential"], KINDS["vectorized"]):
+    for make in (Lean, KINDS["sequential"], KINDS["vectorized"], KINDS["pool"]):
         outcome = one_round(make(small()))
         with pytest.raises(Miscounted, match="small"):
             small().check("it", outcome)
@@ -169,3 +171,28 @@ def test_rows_of_other_works_stay_in_the_file(tmp_path: Path) -> None:
     lines = list(csv.DictReader(path.read_text().splitlines()))
     assert [(line["work"], line["what"], line["median"]) for line in lines] == [("W2", "kept", "3"), ("W1", "new", "5")]
     assert lines[0]["verdict"] == "met" and lines[0]["versions"].startswith("python") and int(lines[0]["cores"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("work", "share", "aim"), [("W1", 0.3, 4), ("W2", 0.3, 1.2), ("W4", 1.0, 30)])
+def test_we_are_so_many_times_faster_than_the_naive_loop(work: str, share: float, aim: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all cores, in turns, in one process. A busy machine may spoil one try."""
+    monkeypatch.delenv("FEDACCORD_CORES", raising=False)
+    if cores() < 2:
+        pytest.skip("the aims are for two cores")
+    found, missing = contestants.entrants(WORKLOADS[work](share), ["naive", "auto"])
+    assert not missing
+    if work == "W4":
+        found[0].threads = 1  # a second thread gains the naive loop nothing there, and costs minutes on a busy machine
+    try:
+        for _ in range(2):
+            seen = statistics.median(ratios(taking_turns(found, blocks=3), "naive", "auto"))
+            print(f"{work}: {seen:.2f}x the naive loop, aim {aim}x")
+            if seen >= aim:
+                break
+    finally:
+        for each in found:
+            each.close()
+    assert seen >= aim
