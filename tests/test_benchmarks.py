@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace

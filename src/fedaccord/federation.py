@@ -102,7 +102,7 @@ class Federation:
         sent = self.algorithm.broadcast(state.server)
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
-        refusals = {answer.client: self._refusal(answer) for answer in answers}
+        refusals = self._refusals(answers)
         passed = [answer for answer in answers if refusals[answer.client] is None]
         weights = self._weights(passed)
         refusals |= {answer.client: _left_out(answer.client) for answer, weight in zip(passed, weights, strict=True) if not weight > 0}
@@ -152,8 +152,11 @@ class Federation:
         )
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)))
 
-    def _refusal(self, answer: ClientUpload) -> UploadError | None:
-        return answer.error or self.guard.refusal(answer.client, answer.upload, answer.buffers, answer.report)
+    def _refusals(self, answers: Sequence[ClientUpload]) -> dict[int, UploadError | None]:
+        """Of every client: why its upload does not count, or None."""
+        sent = [answer for answer in answers if answer.error is None]
+        found = dict(zip([answer.client for answer in sent], self.guard.refusals(sent), strict=True))
+        return {answer.client: answer.error or found[answer.client] for answer in answers}
 
     def _weights(self, passed: Sequence[ClientUpload]) -> list[float]:
         """Shares of the accepted uploads, summing to 1; all 0 where the policy leaves nobody in."""
@@ -232,11 +235,10 @@ def _total(counts: Iterable[int]) -> int:
 
 def _one_answer_each(arrived: Sequence[ClientUpload], cohort: Sequence[int]) -> tuple[list[ClientUpload], list[tuple[int, UploadError]]]:
     """The first answer of each client that was asked, in client order, and why the others do not count."""
-    first: dict[int, ClientUpload] = {}
-    surplus = []
+    first, asked, surplus = dict[int, ClientUpload](), set(cohort), []
     for answer in arrived:
         where = f"client {answer.client}"
-        if answer.client not in cohort:
+        if answer.client not in asked:
             surplus.append((answer.client, UploadError("E114", "not_asked", "the client was not asked in this round", where)))
         elif answer.client in first:
             surplus.append((answer.client, UploadError("E114", "duplicate", "the client answered before in this round", where)))

@@ -12,6 +12,7 @@ from fedaccord.aggregation.guard import Guard
 from fedaccord.core.errors import UploadError
 from fedaccord.core.reports import ClientReport
 from fedaccord.core.vector import Layout, buffers_of
+from fedaccord.runtime.base import ClientUpload
 
 
 class Upload(NamedTuple):
@@ -31,7 +32,11 @@ def guard() -> Guard:
 
 
 def refusal(guard: Guard, upload: Any = ZEROS, buffers: Any = None, report: ClientReport = REPORT) -> UploadError | None:
-    return guard.refusal(7, upload, buffers_of(MODEL) if buffers is None else buffers, report)
+    answer = ClientUpload(7, upload, buffers_of(MODEL) if buffers is None else buffers, report)
+    others = [ClientUpload(client, ZEROS, buffers_of(MODEL), REPORT) for client in (6, 8)]
+    before, found, after = guard.refusals([others[0], answer, others[1]])
+    assert before is None and after is None
+    return found
 
 
 def test_an_honest_upload_passes_and_not_a_bit_of_it_is_changed(guard: Guard) -> None:

@@ -217,3 +217,30 @@ def test_a_pool_that_was_chosen_trains_though_clients_were_vectorised_to_measure
         prepared.federation.runtime.close()
     alone = prepare_trial(fa.FedAvg())
     assert torch.equal(result.state.server.w, alone.federation.round(alone.start).state.server.w)
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [([0.4, 0.05, 0.3], 3), ([3.0, 2.0], 2), ([0.01] * 8, 8)])
+def test_a_pass_is_repeated_and_its_best_time_counts(seconds: list[float], passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one captures steps and warms up: it is never the only one, however long it takes."""
+    now, calls = 0.0, 0
+
+    def work() -> None:
+        nonlocal now, calls
+        now += seconds[calls]
+        calls += 1
+
+    monkeypatch.setattr(choice.time, "process_time", lambda: now)
+    assert choice._seconds(work) == pytest.approx(min(seconds))
+    assert calls == passes
+
+
+def test_clients_side_by_side_are_measured_in_the_numbers_that_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[int] = []
+    together = choice._side_by_side
+    monkeypatch.setattr(choice, "_side_by_side", lambda *given: blocks.append(len(given[2])) or together(*given))
+    timed(monkeypatch, sequential=10.0, vectorized=1.0)
+    prepared = prepare_trial(fa.FedAvg(), runtime=AUTO)
+    assert max(blocks) == len(prepared.experiment.run.cohort.draw(1, prepared.federation.runtime.population, 0, {}))
+    blocks.clear()
+    prepare_trial(fa.FedAvg(), runtime=RuntimeOptions(block=3))
+    assert max(blocks) == 3

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedaccord.aggregation.chunks import chunks
+from fedaccord.aggregation.chunks import chunks, stacks
 from fedaccord.core.gradient import EPS
 
 
@@ -25,32 +26,29 @@ def geometry(deltas: Sequence[Tensor], mean_delta: Tensor, sent_w: Tensor, new_w
 
     Two passes over the deltas in chunks, O(C d); beside them only chunks are held.
     """
-    norms, dots, drifts = ([0.0] * len(deltas) for _ in range(3))
+    norms, dots, drifts = np.zeros((3, len(deltas)))
     for chunk in chunks(len(mean_delta)):
         mean, moved = mean_delta[chunk], new_w[chunk] - sent_w[chunk]
-        for i, delta in enumerate(deltas):
-            own = delta[chunk]
-            from_new = own - moved
-            norms[i] = math.hypot(norms[i], float(own.norm()))
-            dots[i] += float(own @ mean)
-            drifts[i] += float(from_new @ from_new)
+        for some, own in stacks(deltas, chunk):
+            norms[some] = np.hypot(norms[some], own.norm(dim=1).numpy(force=True))
+            dots[some] += (own @ mean).numpy(force=True)
+            drifts[some] += (own - moved).square_().sum(1).numpy(force=True)
     mean_norm = float(mean_delta.norm())
-    cosines = [_cosine(dot, norm * mean_norm) for dot, norm in zip(dots, norms, strict=True)]
-    return Geometry(norms, cosines, drifts, _pairwise_cosine(deltas, norms))
+    cosines = [_cosine(dot, norm * mean_norm) for dot, norm in zip(dots.tolist(), norms.tolist(), strict=True)]
+    return Geometry(norms.tolist(), cosines, drifts.tolist(), _pairwise_cosine(deltas, norms))
 
 
-def _pairwise_cosine(deltas: Sequence[Tensor], norms: Sequence[float]) -> float | None:
+def _pairwise_cosine(deltas: Sequence[Tensor], norms: np.ndarray) -> float | None:
     """From the squared length of the sum of all directions, which is n + twice the sum of the pairs' cosines."""
-    # Finite vectors may be longer than their dtype can say.
-    directions = [(delta, 1 / norm) for delta, norm in zip(deltas, norms, strict=True) if EPS < norm < math.inf]
-    n = len(directions)
+    has_direction = (norms > EPS) & np.isfinite(norms)  # finite vectors may be longer than their dtype can say
+    directions, n = [delta for delta, has in zip(deltas, has_direction, strict=True) if has], int(has_direction.sum())
     if n < 2:
         return None
-    squared = 0.0
+    scales, squared = torch.from_numpy(1 / norms[has_direction]).to(deltas[0]), 0.0
     for chunk in chunks(len(deltas[0])):
         total = torch.zeros_like(deltas[0][chunk])
-        for delta, scale in directions:
-            total.add_(delta[chunk], alpha=scale)
+        for some, own in stacks(directions, chunk):
+            total.addmv_(own.T, scales[some])
         squared += float(total @ total)
     return (squared - n) / (n * (n - 1))
 

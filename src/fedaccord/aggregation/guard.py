@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedaccord.aggregation.chunks import chunks, stacks
 from fedaccord.core.errors import UploadError
 from fedaccord.core.reports import ClientReport, number
 from fedaccord.core.state import children
 from fedaccord.core.vector import Buffers, Layout
+
+
+class Answered(Protocol):
+    """What a client sent, with who it is and what it says of itself."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def upload(self) -> Any: ...
+    @property
+    def buffers(self) -> Buffers: ...
+    @property
+    def report(self) -> ClientReport: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +38,28 @@ class Guard:
     layout: Layout
     max_examples: float  # the largest count that a client may report
 
-    def refusal(self, client: int, upload: Any, buffers: Buffers, report: ClientReport) -> UploadError | None:
-        """Why this upload is refused, or None."""
-        where = f"client {client}"
+    def refusals(self, answers: Sequence[Answered]) -> list[UploadError | None]:
+        """Why each upload is refused, or None."""
+        found = [self._form(each) for each in answers]
+        fit = [i for i, problem in enumerate(found) if problem is None]
+        uploads, buffers = [children(answers[i].upload) for i in fit], [answers[i].buffers for i in fit]
+        for expected, tables in ((children(self.template), uploads), (self.buffers, buffers)):
+            for name in (name for name, like in expected.items() if like.is_floating_point()):
+                values = [table[name] for table in tables]
+                for i, value, is_finite in zip(fit, values, _are_finite(values), strict=True):
+                    if not is_finite and found[i] is None:
+                        found[i] = self._non_finite(name, value, f"client {answers[i].client}")
+        return found
+
+    def _form(self, answer: Answered) -> UploadError | None:
+        """Everything but the numbers in the tensors."""
+        where = f"client {answer.client}"
         return (
-            self._count(report.num_examples, report.steps, where)
-            or self._signals(report, where)
-            or self._fields(upload, where)
-            or self._tensors(children(self.template), children(upload), where)
-            or self._tensors(self.buffers, buffers, where)
+            self._count(answer.report.num_examples, answer.report.steps, where)
+            or self._signals(answer.report, where)
+            or self._fields(answer.upload, where)
+            or self._tensors(children(self.template), children(answer.upload), where)
+            or self._tensors(self.buffers, answer.buffers, where)
         )
 
     def _fields(self, upload: Any, where: str) -> UploadError | None:
@@ -79,9 +107,6 @@ class Guard:
             if value.shape != like.shape or value.layout != torch.strided:
                 shapes = f"{tuple(value.shape)}, expected {tuple(like.shape)}"
                 return UploadError("E102", "wrong_shape", f"{name!r} is {shapes}", where, "Likely another model version")
-            # The sum is one pass without a copy; finite numbers whose sum is not are looked at one by one.
-            if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
-                return self._non_finite(name, value, where)
         return None
 
     def _non_finite(self, name: str, value: Tensor, where: str) -> UploadError:
@@ -92,6 +117,17 @@ class Guard:
         return UploadError(
             "E101", "non_finite", f"{int(bad.sum())} non-finite numbers ({kind}) in {name!r}, first in {place!r}", where, remedy
         )
+
+
+def _are_finite(values: Sequence[Tensor]) -> list[bool]:
+    """Of tensors of one shape. A sum is one pass; finite numbers whose sum is not are looked at one by one."""
+    found = [True] * len(values)
+    flat = [value.reshape(-1) for value in values]
+    for chunk in chunks(flat[0].numel()) if flat else ():
+        for some, rows in stacks(flat, chunk):
+            sums = rows.sum(1).isfinite().tolist()
+            found[some] = [known and now for known, now in zip(found[some], sums, strict=True)]
+    return [is_finite or bool(value.isfinite().all()) for is_finite, value in zip(found, values, strict=True)]
 
 
 def _shown(value: Any) -> str:

@@ -119,4 +119,4 @@ def holds(state: Any, w: Tensor) -> bool:
 
 def num_bytes(state: State) -> int:
     """Bytes of all leaves: what the tree costs in memory and, uncompressed, on the wire."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in to_arrays(state).values())
+    return sum(leaf.nbytes for leaf in tensors_of(state))

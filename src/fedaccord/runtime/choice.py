@@ -26,7 +26,7 @@ from fedaccord.runtime.client import Assignment, Clients, Request
 from fedaccord.runtime.cores import cores
 from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, StepKind
 from fedaccord.runtime.padding import PerExample, per_example_loss
-from fedaccord.runtime.vectorized import why_not
+from fedaccord.runtime.vectorized import block_size, why_not
 
 CACHE = "FEDACCORD_CACHE"  # environment: the folder of what was measured on this machine
 SHORT = 2.0  # seconds: a run that takes no longer is not worth a calibration
@@ -34,7 +34,9 @@ POOL_START = 3.0  # seconds until the workers have imported torch
 POOL_SHARE = 0.9  # of a core that a worker makes use of
 MARGIN, MARGIN_OF_FORMAT = 0.8, 0.95  # another runtime, or channels-last, has to take at most this share of the time
 FORMATS: tuple[MemoryFormat, MemoryFormat] = ("contiguous", "channels_last")
-FEW, STEPS = 16, 5  # clients of a calibration, and local steps of each
+ALONE, STEPS = 3, 5  # clients of a calibration one by one, and the most local steps of each
+STEPS_TOGETHER = 2  # of a calibration side by side, of as many clients as a block has
+PASS, PASSES = 0.5, 8  # seconds that one measurement should take, and how often it is repeated within them
 
 
 class Chosen(NamedTuple):
@@ -98,25 +100,35 @@ def _measured(
     obstacle: str | None,
 ) -> Chosen:
     """The runtime with the smallest estimate for the whole run, and the estimates in words."""
-    few = [each._replace(max_steps=STEPS) for each in working[:: max(1, len(working) // FEW)][:FEW]]
     all_steps, model = sum(each.num_steps for each in working), clients.model
 
     def of_a_round(measured: list[Assignment], work: Callable[[], Any]) -> float:
         return _seconds(work) * all_steps / sum(each.num_steps for each in measured)
 
+    def train(each: Assignment) -> None:
+        if isinstance(problem := clients.attempt(request, each), Exception):
+            raise problem
+
     def one_by_one() -> None:
-        for each in few[:3]:
-            if isinstance(problem := clients.attempt(request, each), Exception):
-                raise problem
+        for each in few:
+            train(each)
+
+    def side_by_side() -> None:
+        _side_by_side(clients, request, together)
 
     formats: tuple[MemoryFormat, ...] = (asked.memory_format,)
     if asked.memory_format == "auto":
         formats = FORMATS if _has_pictures(clients) else FORMATS[:1]
     sequential: dict[MemoryFormat, float] = {}
     try:
+        started = time.process_time()
+        train(working[0]._replace(max_steps=1))
+        a_step = time.process_time() - started
+        steps = max(1, min(STEPS, int(PASS / (ALONE * a_step))))
+        few = [each._replace(max_steps=steps) for each in _spread(working, ALONE)]
         for memory_format in formats:
             model.channels_last = memory_format == "channels_last"
-            sequential[memory_format] = of_a_round(few[:3], one_by_one)
+            sequential[memory_format] = of_a_round(few, one_by_one)
             if sequential[memory_format] * rounds < SHORT:
                 chosen = replace(asked, name="sequential" if asked.name == "auto" else asked.name, memory_format=memory_format)
                 return Chosen(chosen, f"the whole run takes some {max(sequential[memory_format] * rounds, 0.1):.1f} s")
@@ -126,9 +138,12 @@ def _measured(
         if asked.name != "auto":
             return Chosen(replace(asked, memory_format=memory_format), reason or "as asked")
         model.channels_last = False
-        obstacle = obstacle or _fails(clients, request, few[:2])
+        obstacle = obstacle or _fails(clients, request, [each._replace(max_steps=1) for each in working[:2]])
         if not obstacle:
-            times["vectorized"] = of_a_round(few, lambda: _side_by_side(clients, request, few))
+            a_step = times["sequential"] / all_steps
+            most = min(asked.block or block_size(request.sent.w), max(2, int(PASS / (STEPS_TOGETHER * a_step))))
+            together = [each._replace(max_steps=STEPS_TOGETHER) for each in _spread(working, most)]
+            times["vectorized"] = of_a_round(together, side_by_side)
     except Exception as problem:  # a user's model that fails here fails again in round 1, where it is reported as it should be
         return Chosen(asked, f"the calibration failed: {type(problem).__name__}: {problem}")
     workers = min(asked.workers or cores(), size)
@@ -162,10 +177,15 @@ def _fails(clients: Clients, request: Request, working: list[Assignment]) -> str
     return None
 
 
+def _spread(working: list[Assignment], most: int) -> list[Assignment]:
+    """At most so many of them, from all over the cohort."""
+    return working[:: max(1, len(working) // most)][:most]
+
+
 def _seconds(work: Callable[[], Any]) -> float:
-    """CPU time, the better of two: another process may hold the core in one of them."""
-    taken = []
-    for _ in range(2):
+    """CPU time of the best of several passes: the first captures and warms up, and others may hold the core in some."""
+    taken: list[float] = []
+    while len(taken) < 2 or (len(taken) < PASSES and sum(taken) < PASS):
         started = time.process_time()
         work()
         taken.append(time.process_time() - started)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.state import map_state
@@ -35,6 +35,11 @@ def why_not(model: FlatModel, plan: LocalPlan) -> str | None:
     return "local.micro_batch splits the batches" if plan.micro_batch is not None else None
 
 
+def block_size(w: Tensor) -> int:
+    """How many clients with models like w [d] are trained side by side, unless somebody says."""
+    return max(1, BLOCK_BYTES // (COPIES * w.nbytes))
+
+
 class Vectorized(Simulated):
     """per_example: the task's loss of each example, where batches may be padded; block: how many clients at once (None: what fits)."""
 
@@ -56,7 +61,7 @@ class Vectorized(Simulated):
         assigned = [own.assignment(request, client, self._states.load(client)) for client in clients]
         yield from (own.without_data(request, each.client) for each in assigned if not each.num_examples)
         working = sorted((each for each in assigned if each.num_examples), key=lambda each: (-each.num_steps, each.client))
-        size = self._size or max(1, BLOCK_BYTES // (COPIES * request.sent.w.nbytes))
+        size = self._size or block_size(request.sent.w)
         for start in range(0, len(working), size):
             yield from self._block(request, working[start : start + size])
 
