@@ -61,7 +61,7 @@ test: $(TEST_READY) ## the default tests, under ten minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not soak" -n $(WORKERS)
 
 test-slow: $(TEST_READY) ## the slow tests, which CI runs as well
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "alone and not soak"
+	$(BIN)/python -m pytest -m "alone and not soak"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not alone and not soak" -n $(WORKERS)
 
 soak: $(TEST_READY) ## the tests that run for a long time, by hand

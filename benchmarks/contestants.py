@@ -205,6 +205,9 @@ class Gate:
         """Until the run stands before its first round. NotHere where it does not come that far."""
 
         def target() -> None:
+            # Else this thread gets OpenMP threads of its own, and with more of them than cores, those of the others sleep between any two
+            # operations: a naive loop with two threads took twice its time.
+            torch.set_num_threads(1)
             try:
                 run()
             except BaseException as problem:

@@ -38,6 +38,7 @@ from fedaccord.measures import Measures
 from fedaccord.partition import Partition, Partitioner
 from fedaccord.provenance import provenance
 from fedaccord.runs import Record, RunFolder, lines_of, read
+from fedaccord.runtime.collector import with_few_collections
 from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
 from fedaccord.tasks import Task
@@ -329,7 +330,7 @@ def _drive(
     try:
         telemetry.emit(Event("run_started", {"experiment": record.experiment, "clients": len(prepared.data), "round": state.round}))
         has_ended = bool(record.rounds) and federation.reached(record.rounds[-1]["validation"])
-        for result in () if has_ended else federation.run(state):
+        for result in () if has_ended else with_few_collections(federation.run(state)):
             state = result.state
             round_line, client_lines = lines_of(result.report, result.clients, result.evaluations)
             record.rounds.append(round_line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -86,6 +87,7 @@ def serve(number: int) -> None:
     _print_to_stderr()
     torch.set_num_threads(1)
     keep_freed_blocks()
+    gc.freeze()  # all that was imported lives as long as this process: collections need not look through it
     link, connection = socket.socket(fileno=number), Connection(os.dup(number))
     trainer = Trainer([Memory(file) for file in _files(link, DEPTH)])
     while True:
