@@ -44,18 +44,23 @@ class Asked:
 
 
 def w1(asked: Asked) -> Iterator[Row]:
-    extra = [("floor", "auto", at_least(0.85)), ("naive", "auto", at_least(4)), ("floor", "pool, eager", at_least(0.6))]
-    yield from side_by_side("W1", ["naive", "lean", "floor", *RUNTIMES, "pool, eager"], extra, asked)
+    extra = [
+        ("floor", "auto", at_least(0.85)),
+        ("naive", "auto", at_least(4)),
+        ("naive, one thread", "auto", None),
+        ("floor", "pool, eager", at_least(0.6)),
+    ]
+    yield from side_by_side("W1", ["naive", "naive, one thread", "lean", "floor", *RUNTIMES, "pool, eager"], extra, asked)
 
 
 def w1_small_batches(asked: Asked) -> Iterator[Row]:
     extra = [("floor", "auto", at_least(0.55)), ("naive", "auto", None)]
-    yield from side_by_side("W1b20", ["naive", "lean", "floor", *RUNTIMES], extra, asked)
+    yield from side_by_side("W1b20", ["naive", "naive, one thread", "lean", "floor", *RUNTIMES], extra, asked)
 
 
 def w2(asked: Asked) -> Iterator[Row]:
     extra = [("floor", "auto", at_least(0.95)), ("floor, channels_last", "auto", None), ("naive", "auto", at_least(1.4))]
-    yield from side_by_side("W2", ["naive", "lean", "floor", "floor, channels_last", *RUNTIMES], extra, asked)
+    yield from side_by_side("W2", ["naive", "naive, one thread", "lean", "floor", "floor, channels_last", *RUNTIMES], extra, asked)
 
 
 def w3(asked: Asked) -> Iterator[Row]:
@@ -65,12 +70,12 @@ def w3(asked: Asked) -> Iterator[Row]:
         stack.callback(plain.close)
         plain.name = "auto on W2"
         extra = [("auto", "auto on W2", at_most(2.3)), ("floor", "auto", None), ("naive", "auto", None)]
-        yield from side_by_side("W3", ["naive", "lean", "floor", *RUNTIMES], extra, asked, [plain])
+        yield from side_by_side("W3", ["naive", "naive, one thread", "lean", "floor", *RUNTIMES], extra, asked, [plain])
 
 
 def w4(asked: Asked) -> Iterator[Row]:
-    extra = [("naive", "auto", at_least(40)), ("lean", "auto", None), ("floor", "auto", None)]
-    yield from side_by_side("W4", ["naive", "lean", "floor", *RUNTIMES], extra, asked)
+    extra = [("naive", "auto", at_least(40)), ("naive, one thread", "auto", None), ("lean", "auto", None), ("floor", "auto", None)]
+    yield from side_by_side("W4", ["naive", "naive, one thread", "lean", "floor", *RUNTIMES], extra, asked)
 
 
 def side_by_side(

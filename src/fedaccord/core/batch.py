@@ -153,6 +153,23 @@ class ObjectiveGrad:
         return {name: b.clone() for name, b in self._resting.items()}
 
 
+class WholeLossGrad(ObjectiveGrad):
+    """The same where the objective is the loss of the whole mini-batch, the model has no buffers, and `differentiate` computes it."""
+
+    def __init__(
+        self, differentiate: Differentiate, examples: Examples, objective: Callable[[Buffers], Objective], numerics: Numerics, step: int
+    ) -> None:
+        super().__init__((), None, {}, numerics, step)
+        self._differentiate, self._examples, self._objective = differentiate, examples, objective
+
+    def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
+        self._parts = [Part(1.0, self._objective, self._examples)]
+        return super().hessian_product(w, v)
+
+    def _evaluated(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        return self._differentiate(w, *self._examples)
+
+
 class FunctionalGrad:
     """The gradient of an objective as torch.func computes it, for many clients at once under vmap."""
 

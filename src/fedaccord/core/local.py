@@ -15,7 +15,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from fedaccord.core.algorithm import Algorithm, BatchGrad, NonNegative, Objective, Positive, PositiveCount, RoundStart, Work
-from fedaccord.core.batch import BoundBatch, Differentiate, Examples, Loss, Numerics, ObjectiveGrad, Part, micro_batches
+from fedaccord.core.batch import BoundBatch, Differentiate, Examples, Loss, Numerics, ObjectiveGrad, Part, WholeLossGrad, micro_batches
 from fedaccord.core.gradient import CLIP_SCOPES
 from fedaccord.core.optimizer import LocalOptimizer, Sgd
 from fedaccord.core.precision import Precision, first_scaler, next_scaler
@@ -109,14 +109,16 @@ def local_training(
     by_other_means = differentiate if algorithm.objective_is_loss and plan.precision == "float32" else None
     max_norm = plan.clip_norm if plan.clip_scope == "data_gradient" else None
     numerics = Numerics(max_norm, plan.precision, plan.same_masks, model.own, by_other_means)
+    # A step's gradient with nothing around it. Dropout's masks, buffers and a client's own parameters need more.
+    is_plain = by_other_means is not None and not (plan.micro_batch or plan.same_masks or model.own or buffers)
     # What `begin` looks at has no second chance to be scaled less, so it is never in float16.
     exact = numerics if scaler is None else numerics._replace(precision="float32")
 
-    def grad_of(example: Examples, local: State, moving: Buffers | None, step: int = 0) -> ObjectiveGrad:
-        def objective_of(part: Examples) -> Callable[[Buffers], Objective]:
-            return lambda own: algorithm.objective(BoundBatch(model, loss, own, *part), sent, local)
+    def objective_of(part: Examples, local: State) -> Callable[[Buffers], Objective]:
+        return lambda own: algorithm.objective(BoundBatch(model, loss, own, *part), sent, local)
 
-        parts = [Part(share, objective_of(part), part) for share, part in micro_batches(example, plan.micro_batch)]
+    def grad_of(example: Examples, local: State, moving: Buffers | None, step: int = 0) -> ObjectiveGrad:
+        parts = [Part(share, objective_of(part, local), part) for share, part in micro_batches(example, plan.micro_batch)]
         if moving is None:
             return ObjectiveGrad(parts, None, first_buffers, exact, step)
         return ObjectiveGrad(parts, moving, moving, numerics, step, None if scaler is None else scaler.scale)
@@ -139,7 +141,10 @@ def local_training(
     num_counted = sent.w.new_zeros(())
     for example in batches():
         before = None if scaler is None else (w, moments, local, own_w, own_moments, {name: b.clone() for name, b in buffers.items()})
-        grad = grad_of(example, local, buffers, len(losses))
+        if by_other_means is not None and is_plain:
+            grad: ObjectiveGrad = WholeLossGrad(by_other_means, example, objective_of(example, local), numerics, len(losses))
+        else:
+            grad = grad_of(example, local, buffers, len(losses))
         is_ours = bool(losses) and scaler is None  # from the second step on, w is ours if nobody keeps it
         w, moments, local, direction = local_step(algorithm, plan, grad, w, sent, local, moments, lr, is_ours)
         own_direction = None  # own parameters follow the gradient of the last pass
