@@ -37,12 +37,17 @@ class Clients:
         self.settled: list[set[int]] = []
         self.rates: list[float] = []
         self.measured: list[list[int]] = []
+        self.calls: list[tuple[str, int]] = []  # in order, with how many clients
         self.population = 5
+
+    def expect(self, clients: Sequence[int]) -> None:
+        self.calls.append(("expect", len(clients)))
 
     def train(
         self, algorithm: Any, sent: Any, buffers: Any, clients: Sequence[int], plan: Any, round: int, lr: float
     ) -> list[ClientUpload]:
         self.rates.append(lr)
+        self.calls.append(("train", len(clients)))
         answers = []
         for client in clients:
             move = self.moves.get(client)
@@ -56,6 +61,7 @@ class Clients:
 
     def evaluate(self, w: Tensor, buffers: Any, clients: Sequence[int]) -> list[Evaluation]:
         self.measured.append(list(clients))
+        self.calls.append(("evaluate", len(clients)))
         return [Evaluation(1, {"accuracy": 1.0}) for _ in clients]
 
     save = committed = restore = settle
@@ -163,6 +169,24 @@ def test_clients_are_measured_after_the_last_round_and_as_often_as_asked() -> No
     built = federation(often, rounds=5, evaluate_clients_every=2)
     results = list(built.run(built.start(W, {})))
     assert len(often.measured) == 3 and [len(result.evaluations) for result in results] == [0, 5, 0, 5, 5]
+
+
+def test_the_next_cohort_is_announced_before_this_rounds_evaluations() -> None:
+    clients = Clients({0: (1.0, 0.0)})
+    built = federation(clients, evaluate_clients_every=1, sampler=Scripted.of([[0, 1], [0, 1, 2], [3]]))
+    list(built.run(built.start(W, {})))
+    round_1, round_2 = [("train", 2), ("expect", 3), ("evaluate", 5)], [("train", 3), ("expect", 1), ("evaluate", 5)]
+    assert clients.calls == [*round_1, *round_2, ("train", 1), ("evaluate", 5)]
+
+
+def test_a_sampler_that_fails_for_the_next_round_does_not_cost_this_one() -> None:
+    clients = Clients({0: (1.0, 0.0)})
+    built = federation(clients, sampler=Scripted.of([[0, 1]]))
+    rounds = built.run(built.start(W, {}))
+    assert next(rounds).report.accepted == (0,)
+    assert clients.calls == [("train", 2), ("expect", 0)]
+    with pytest.raises(ConfigError, match="round 2 has no scripted cohort"):
+        next(rounds)
 
 
 def test_between_evaluations_the_metric_is_null_with_a_reason_and_the_last_round_is_measured() -> None:

@@ -98,7 +98,7 @@ class Federation:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
         started, t = time.perf_counter(), state.round + 1
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
-        cohort = tuple(int(client) for client in self.sampler.draw(t, self.runtime.population, self.seed, state.history))
+        cohort = self._cohort(t, state.history)
         sent = self.algorithm.broadcast(state.server)
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
@@ -119,6 +119,8 @@ class Federation:
         accepted = [report for report in clients if report.accepted]
         alerts = self.algorithm.alerts(state.server, new.server, accepted, absent) if accepted else ()
         new = new._replace(history=seen(self.sampler, state.history, accepted))
+        if t < self.rounds:  # what the next cohort keeps on disk is read while we evaluate
+            self.runtime.expect(self._next_cohort(t, new.history))
         test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
         is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
@@ -151,6 +153,16 @@ class Federation:
             alerts=alerts,
         )
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)))
+
+    def _cohort(self, t: int, history: History) -> tuple[int, ...]:
+        return tuple(int(client) for client in self.sampler.draw(t, self.runtime.population, self.seed, history))
+
+    def _next_cohort(self, t: int, history: History) -> tuple[int, ...]:
+        """Empty where the sampler fails: it will do so in its own round, and does not cost this one."""
+        try:
+            return self._cohort(t + 1, history)
+        except Exception:
+            return ()
 
     def _refusals(self, answers: Sequence[ClientUpload]) -> dict[int, UploadError | None]:
         """Of every client: why its upload does not count, or None."""

@@ -158,7 +158,8 @@ class FlatModel:
             for place, key in slots:
                 place[key] = fresh
         for part, was_training in self._modes:
-            part.training = mode and was_training
+            if part.training != (mode and was_training):  # setting costs a module as much as a small operation
+                part.training = mode and was_training
 
     def release(self) -> None:
         """Hold weights of its own again, and not those of the last call: vmap's must not outlive it, nor travel to another process."""

@@ -32,6 +32,10 @@ class Runtime(Protocol):
         """Number of clients."""
         ...
 
+    def expect(self, clients: Sequence[int]) -> None:
+        """Likely the next cohort: what it needs may be made ready while others compute."""
+        ...
+
     def train(
         self, algorithm: Algorithm, sent: State, buffers: Buffers, clients: Sequence[int], plan: LocalPlan, round: int, lr: float
     ) -> list[ClientUpload]:
@@ -71,6 +75,9 @@ class RuntimeAround:
     @property
     def population(self) -> int:
         return self.inner.population
+
+    def expect(self, clients: Sequence[int]) -> None:
+        self.inner.expect(clients)
 
     def train(
         self, algorithm: Algorithm, sent: State, buffers: Buffers, clients: Sequence[int], plan: LocalPlan, round: int, lr: float

@@ -31,6 +31,9 @@ class Simulated:
     def population(self) -> int:
         return len(self._clients.data)
 
+    def expect(self, clients: Sequence[int]) -> None:
+        self._states.expect(clients)
+
     def train(
         self, algorithm: Algorithm, sent: State, buffers: Buffers, clients: Sequence[int], plan: LocalPlan, round: int, lr: float
     ) -> list[ClientUpload]:
