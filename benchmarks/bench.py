@@ -4,7 +4,7 @@
 
 W1 to W4 are whole federated rounds of `fedaccord.run`, with records; every contestant counts its steps and the examples that it saw, and
 a miscount ends the benchmark. Peers run in environments of their own, made on demand in FOLDER. --share makes every workload smaller, to
-try a script; the aims hold for 1.0. --write puts the rows into results/runtimes.csv and the growth plot into docs/.
+try a script; the aims hold for 1.0. --write puts the rows into results/runtimes.csv, and from there into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from accelerator import gpu_rows
 from contestants import Contestant, Ours, entrants
 from gradients import gradient_rows, lean_rows
 from growing import draw, growth_rows, memory_rows
 from interleaving import Aim, Row, at_least, at_most, ratios, taking_turns, write_rows
 from overheads import aggregation_rows, empty_rows, hogged_rows, population_rows, start_rows
+from page import write_page
 from peer_rows import blazefl_rows, fedjax_rows, flower_rows, pfl_rows
 from workloads import WORKLOADS
 
@@ -112,6 +114,7 @@ SECTIONS: dict[str, Callable[[Asked], Iterable[Row]]] = {
     "start": lambda asked: start_rows(asked.share),
     "population": lambda asked: population_rows(asked.blocks, asked.share),
     "growth": lambda asked: growth_rows(asked.blocks, asked.share),
+    "gpu": lambda asked: gpu_rows(asked.blocks, asked.share),
     "memory": lambda asked: memory_rows(asked.share),
     "aggregation": lambda asked: aggregation_rows(asked.share),
     "flower": lambda asked: flower_rows(asked.blocks, asked.share, asked.peers, asked.torch_options),
@@ -130,7 +133,7 @@ def main() -> None:
     arguments.add_argument(
         "--torch-options", default="", help="for pip, where the index gives no CPU build of torch, e.g. '--index-url ...'"
     )
-    arguments.add_argument("--write", action="store_true", help=f"into {RESULTS.name}, and the growth plot into docs/")
+    arguments.add_argument("--write", action="store_true", help=f"into {RESULTS.name} and docs/performance.md")
     given = arguments.parse_args()
     names = [name for name in given.only.split(",") if name]
     if unknown := sorted(set(names) - SECTIONS.keys()):
@@ -151,6 +154,7 @@ def main() -> None:
             if given.write:
                 write_rows(rows, RESULTS, command)
                 draw(RESULTS)
+                write_page(RESULTS)
     missed = [row for row in rows if row.verdict == "missed"]
     print(f"{sum(row.verdict == 'met' for row in rows)} aims met, {len(missed)} missed{':' if missed else ''}")
     for row in missed:

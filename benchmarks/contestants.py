@@ -315,9 +315,10 @@ def run_of(workload: Workload, runtime: fa.RuntimeOptions, folder: Path, *teleme
 
 
 def options_of(kind: str) -> fa.RuntimeOptions:
-    """sequential, vectorized, pool or auto; after a comma the kind of step: 'pool, eager'."""
+    """sequential, vectorized, pool or auto; after a comma the kind of step (as in "pool, eager"), or "cuda"."""
     name, _, step = kind.partition(", ")
-    return fa.RuntimeOptions(name, step=step or "auto")  # type: ignore[arg-type]
+    where: dict[str, Any] = {"device": step} if step == "cuda" else {"step": step or "auto"}
+    return fa.RuntimeOptions(name, **where)  # type: ignore[arg-type]
 
 
 def runtime_text(table: dict[str, Any]) -> str:

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import contestants
 import naive
-from contestants import Contestant, Floor, Lean, Naive, Ours
+from contestants import Apart, Contestant, Floor, Lean, Naive, Ours
 from interleaving import Row, at_least, at_most, ratios, taking_turns, write_rows
+from page import write_page
 from workloads import WORKLOADS, Miscounted, Outcome, Workload, load, made, save
 
 import fedaccord as fa
@@ -173,6 +174,35 @@ def test_rows_of_other_works_stay_in_the_file(tmp_path: Path) -> None:
     lines = list(csv.DictReader(path.read_text().splitlines()))
     assert [(line["work"], line["what"], line["median"]) for line in lines] == [("W2", "kept", "3"), ("W1", "new", "5")]
     assert lines[0]["verdict"] == "met" and lines[0]["versions"].startswith("python") and int(lines[0]["cores"]) > 0
+
+
+def test_the_page_has_the_rows_of_each_work_between_its_marks(tmp_path: Path) -> None:
+    results, page = tmp_path / "rows.csv", tmp_path / "page.md"
+    rows = [
+        Row("W1", "naive / auto", [5.0, 6.0, 7.0], at_least(4)),
+        Row("W2", "naive / auto", [1.0], at_least(4)),
+        Row("gpu", "W1", note="no GPU"),
+    ]
+    write_rows(rows, results, "bench.py")
+    page.write_text("before\n<!-- rows: W1, gpu -->\nold\n<!-- end -->\nbetween\n<!-- rows: W2 -->\n<!-- end -->\nafter\n")
+    write_page(results, page)
+    write_page(results, page)
+    head = "| work | what | median | quartiles | aim | |\n| --- | --- | --- | --- | --- | --- |\n"
+    assert page.read_text() == (
+        f"before\n<!-- rows: W1, gpu -->\n{head}| W1 | naive / auto | 6 x | 5.5 to 6.5 | >= 4 | met |\n"
+        f"| gpu | W1 (no GPU) | not run |  |  |  |\n<!-- end -->\nbetween\n"
+        f"<!-- rows: W2 -->\n{head}| W2 | naive / auto | 1 x |  | >= 4 | **missed** |\n<!-- end -->\nafter\n"
+    )
+
+
+def test_a_contestant_in_a_process_of_its_own_does_the_same_work() -> None:
+    here, apart = Naive(small(0.05)), Apart(Naive, small(0.05))
+    try:
+        seconds = taking_turns([here, apart], blocks=2)
+    finally:
+        apart.close()
+    assert len(seconds["naive"]) == 4  # both answer to that name
+    assert not apart._process.is_alive()
 
 
 @pytest.mark.slow
