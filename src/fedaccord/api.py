@@ -75,7 +75,7 @@ def run(
     stop_at: float | None = None,
     stop_metric: str = "accuracy",
     runtime: str | RuntimeOptions = "auto",
-    state: str = "memory",
+    state: str = "auto",
     debug: bool = False,
     measures: Measures | None = None,
     folder: str | Path | None = None,
@@ -95,7 +95,8 @@ def run(
     measures: how flat the final model lies (`Measures()`), into `Run.record.measures`, the folder's measures.json and the report.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
     runtime: "sequential", "vectorized", "pool", or "auto" (measured once on this machine), or `RuntimeOptions` with more detail.
-    state: "memory", or "memory_mapped" (needs a folder). debug: stop at the first NaN, naming client, round and step.
+    state: of clients: "memory", "memory_mapped" (in the folder), or "auto" (what fits).
+    debug: stop at the first NaN, naming client, round and step.
 
     Raises ConfigError (2xx), DataError and PartitionError (3xx); a client's bad upload is never an error, it is in `Run.rounds`.
     """
@@ -137,7 +138,7 @@ def run(
 
 def _runtime_options(runtime: str | RuntimeOptions, state: str, debug: bool) -> RuntimeOptions:
     if isinstance(runtime, RuntimeOptions):
-        return replace(runtime, state=state if state != "memory" else runtime.state, debug=debug or runtime.debug)  # type: ignore[arg-type]
+        return replace(runtime, state=state if state != "auto" else runtime.state, debug=debug or runtime.debug)  # type: ignore[arg-type]
     return RuntimeOptions(runtime, state=state, debug=debug)  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ from fedaccord.core.reports import Evaluation, lower_is_better
 from fedaccord.core.rng import stream
 from fedaccord.core.schedule import SCHEDULES, Schedule
 from fedaccord.core.server_optimizer import SERVER_OPTIMIZERS, ServerOptimized, ServerOptimizer
-from fedaccord.core.state import children, num_bytes
+from fedaccord.core.state import children
 from fedaccord.core.vector import Buffers, FlatModel, batch_norm_parameters
 from fedaccord.federation import Federation, RunState, Target
 from fedaccord.measures import Measures, PooledLoss, measure, unmeasured
@@ -38,11 +38,12 @@ from fedaccord.runtime.base import Runtime
 from fedaccord.runtime.choice import Chosen, choose
 from fedaccord.runtime.client import Clients, Request
 from fedaccord.runtime.evaluation import Metric, evaluate
+from fedaccord.runtime.keeping import client_states
 from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.runtime.pool import Pool
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
-from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
+from fedaccord.runtime.states import ClientState, ClientStates
 from fedaccord.runtime.vectorized import Vectorized
 from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform, most_seen
 from fedaccord.tasks import Examples, Task
@@ -124,7 +125,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     """Draw the partition, build the model and put the rooms together.
 
     initial: where to start instead of the model's own weights: a vector [d], a module, or named tensors (with their buffers).
-    state_folder: where memory-mapped client state lies. Raises E307 where the data or the clients' state would not fit in memory, E306
+    state_folder: where client state may lie on disk. Raises E307 where the data or the clients' state would not fit in memory, E306
     where model and data do not fit each other, E203 where a cohort cannot be drawn, partition errors as they come.
     """
     run, seed = experiment.run, experiment.run.seed
@@ -140,7 +141,9 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
     has_local_buffers = local_parts_of(experiment) != "none" and bool(model.initial_buffers)
     like = ClientState(algorithm.init_client(w), buffers if has_local_buffers else {}, _first_moments(experiment.local, model))
-    states = _states(experiment, like, len(data), state_folder)
+    most = most_seen(run.cohort, len(data), run.rounds)  # who is never asked keeps nothing
+    states, settled = client_states(experiment.runtime, like, most, state_folder)
+    experiment = replace(experiment, runtime=settled)
     clients = Clients(
         model,
         task.loss.to(w.device) if isinstance(task.loss, nn.Module) else task.loss,
@@ -311,18 +314,6 @@ def _given(initial: Tensor | np.ndarray | nn.Module | Mapping[str, Tensor], mode
     if not torch.isfinite(w).all():
         raise ConfigError("E112", "the initial weights hold NaN or Inf", "initial")
     return w, {name: tensors[name].to(own).clone() if name in tensors else own for name, own in model.initial_buffers.items()}
-
-
-def _states(experiment: Experiment, like: Any, population: int, folder: Path | None) -> ClientStates:
-    if experiment.runtime.state == "memory_mapped" and num_bytes(like):
-        if folder is None:
-            raise ConfigError(
-                "E208", "memory-mapped client state needs a folder", "runtime.state", "Give the run a folder, or use state = 'memory'"
-            )
-        return MemoryMapped(like, population, folder / "clients")
-    most = most_seen(experiment.run.cohort, population, experiment.run.rounds)  # who is never asked keeps nothing
-    require_memory(most * num_bytes(like), f"the state of {most} clients", "runtime.state", "Set runtime.state = 'memory_mapped'")
-    return InMemory(like)
 
 
 def _evaluator(model: FlatModel, task: Task, examples: Examples | None, split: str, has_local_buffers: bool) -> Any:

@@ -10,6 +10,7 @@ from fedaccord.core.algorithm import PositiveCount
 RuntimeName = Literal["auto", "sequential", "vectorized", "pool"]
 StepKind = Literal["auto", "eager", "captured"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+StateKind = Literal["auto", "memory", "memory_mapped"]
 
 
 @dataclass(frozen=True)
@@ -22,5 +23,5 @@ class RuntimeOptions:
     step: StepKind = "auto"  # captured: gradients by recorded steps, to the same bits
     device: str = "cpu"  # where models and data lie: "cpu", or an accelerator as torch names it ("cuda", "cuda:1")
     memory_format: MemoryFormat = "auto"  # of pictures inside the model; which is faster depends on the model
-    state: Literal["memory", "memory_mapped"] = "memory"
+    state: StateKind = "auto"  # of clients: in memory, or in the folder of the run; memory where it is small beside what is available
     debug: bool = False  # stop at the first non-finite value, naming client, round and step

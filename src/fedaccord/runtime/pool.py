@@ -72,6 +72,7 @@ class Pool(Simulated):
         if self._loaded is None:
             self._loaded = Loaded(self._clients)
         workers = self._crew.hire(len(clients), self._loaded)
+        self._states.expect(clients)
         told = self._told(request, self._loaded)
         queue = Queue(self._steps(request, clients), max(len(workers), 1), ORDER_SECONDS * self._steps_per_second)
         self._bytes_each = max(self._bytes_each, num_bytes(request.sent.w))

@@ -1,28 +1,26 @@
-"""What clients keep between rounds: in memory, or one memory-mapped [N, ...] file a field.
+"""What clients keep between rounds: in the host's memory, or as rows of one file, of which memory holds only where each one lies.
 
-Both write a checkpoint that belongs to one round, whatever moment the process is killed in. The memory-mapped store holds new rows
-back until a checkpoint that names them is on disk, and only then writes them into the files; after a crash the rows of the last
-checkpoint are written again.
+Both write a checkpoint that belongs to one round, whatever moment the process is killed in. Neither leaves anything on an accelerator.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaccord.core.arrays import save_arrays
 from fedaccord.core.errors import StorageError
-from fedaccord.core.state import State, from_arrays, to_arrays
+from fedaccord.core.state import State, from_arrays, map_state, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
+from fedaccord.runs import storage
 
 FILE = "clients.safetensors"
 
@@ -45,7 +43,7 @@ class ClientStates(Protocol):
         ...
 
     def settle(self, new: dict[int, ClientState]) -> None:
-        """The new states of clients whose uploads counted."""
+        """The new states of clients whose uploads counted: all of them, or, where it raises, none."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -62,20 +60,21 @@ class ClientStates(Protocol):
 
 
 class InMemory:
-    """A dictionary of trees; `like` is one client's state before its first round."""
+    """A dictionary of trees in the host's memory; `like` is one client's state before its first round, on the device it trains on."""
 
     def __init__(self, like: ClientState) -> None:
-        self._like = like
+        self._like, self._here = like, map_state(lambda leaf: torch.empty_like(leaf, device="cpu"), like)
         self._states: dict[int, ClientState] = {}
 
     def load(self, client: int) -> ClientState | None:
-        return self._states.get(client)
+        found = self._states.get(client)
+        return None if found is None else map_state(lambda leaf, like: leaf.to(like.device), found, self._like)
 
     def expect(self, clients: Sequence[int]) -> None:
         pass
 
     def settle(self, new: dict[int, ClientState]) -> None:
-        self._states.update(new)
+        self._states.update({client: map_state(lambda leaf: leaf.cpu(), state) for client, state in new.items()})
 
     def save(self, folder: Path) -> None:
         save_arrays(_stacked(self._states), folder / FILE)
@@ -84,88 +83,122 @@ class InMemory:
         pass
 
     def restore(self, folder: Path | None) -> None:
-        self._states = {} if folder is None else _unstacked(load_file(folder / FILE), self._like)
+        self._states = {} if folder is None else _unstacked(load_file(folder / FILE), self._here)
 
 
 class MemoryMapped:
-    """One sparse file a field, [population, ...]; a client's row costs disk from its first accepted upload on."""
+    """Rows of one file, a client's row from its first accepted upload on; a checkpoint names the place of each.
 
-    def __init__(self, like: ClientState, population: int, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._like, self._folder = like, folder
-        leaves = to_arrays(like) | {"_seen": torch.zeros((), dtype=torch.uint8)}
-        self._fields = {name: self._open(folder / f"{name}.bin", leaf, population) for name, leaf in leaves.items()}
-        self._held_back: dict[int, ClientState] = {}
+    A row that the newest checkpoint names is never written over: new rows go to free places (the lowest first, so that a resumed run
+    writes what the unbroken one wrote), and the place of the row before is free once a checkpoint names the new one. The file is never
+    longer than two rows for each client that took part and one for each of a cohort.
 
-    def _open(self, path: Path, leaf: Tensor, population: int) -> np.memmap[Any, Any]:
-        """One row of bytes a client. Mapped for reading alone: a write through the map would kill the process on a full disk."""
-        row = max(leaf.numel(), 1) * leaf.element_size()
-        if not path.exists() or path.stat().st_size == 0:  # empty: the process was killed while it laid out the files
-            with path.open("wb") as file:
-                file.truncate(population * row)
-        elif path.stat().st_size != population * row:
-            what = f"{path.name} has {path.stat().st_size} bytes, expected {population * row}"
-            raise StorageError("E322", what, str(path.parent), "It belongs to another run")
-        return np.memmap(path, dtype=np.uint8, mode="r", shape=(population, row))
+    It is read and not mapped whole: pages that are mapped count as this process's memory, and a full disk would kill it.
+    """
+
+    def __init__(self, like: ClientState, folder: Path) -> None:
+        self._like, self._leaves, self._row = like, to_arrays(like), num_bytes(like)
+        self._mark, self._file = folder / "newest.json", folder / "rows.bin"
+        self._take_up({})
+        with storage(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file.touch()
+
+    def _take_up(self, places: dict[int, int]) -> None:
+        self._places = places  # the row of each client
+        self._end = max(places.values(), default=-1) + 1  # of all that are or were in use
+        self._free = sorted(set(range(self._end)) - set(places.values()))  # a heap
+        self._new: set[int] = set()  # clients whose rows no checkpoint names
+        self._superseded: list[int] = []  # rows that the newest checkpoint names, and we do not
 
     def load(self, client: int) -> ClientState | None:
-        if client in self._held_back:
-            return self._held_back[client]
-        if not self._fields["_seen"][client, 0]:
+        if client not in self._places:
             return None
-        rows = {name: torch.from_numpy(np.array(self._fields[name][client])) for name in to_arrays(self._like)}
-        typed = {name: rows[name][: leaf.nbytes].view(leaf.dtype).view(leaf.shape) for name, leaf in to_arrays(self._like).items()}
-        state: ClientState = from_arrays(self._like, typed)
+        with storage(self._file), self._file.open("rb") as file:
+            file.seek(self._places[client] * self._row)
+            state: ClientState = from_arrays(self._like, {name: self._read(file, leaf) for name, leaf in self._leaves.items()})
         return state
 
+    def _read(self, file: IO[bytes], leaf: Tensor) -> Tensor:
+        values = torch.empty(leaf.shape, dtype=leaf.dtype)
+        if file.readinto(_bytes(values)) != leaf.nbytes:  # type: ignore[attr-defined]
+            raise StorageError("E322", "the file of client state ends early", str(self._file), "It was cut, or belongs to another run")
+        return values
+
     def expect(self, clients: Sequence[int]) -> None:
-        for client in clients:
-            if client not in self._held_back and self._fields["_seen"][client, 0]:
-                for field in self._fields.values():
-                    start, row = client * field.shape[1], field.shape[1]
-                    page = start - start % mmap.PAGESIZE
-                    field.base.madvise(mmap.MADV_WILLNEED, page, start + row - page)  # type: ignore[union-attr]
+        places = [self._places[client] for client in clients if client in self._places]
+        if places and hasattr(os, "posix_fadvise"):
+            with storage(self._file), self._file.open("rb") as file:
+                for place in places:
+                    os.posix_fadvise(file.fileno(), place * self._row, self._row, os.POSIX_FADV_WILLNEED)
 
     def settle(self, new: dict[int, ClientState]) -> None:
-        self._held_back.update(new)
+        if not new:
+            return
+        places: dict[int, int] = {}
+        with storage(self._file), self._file.open("r+b") as file:
+            for client in sorted(new):
+                places[client] = self._place()
+                file.seek(places[client] * self._row)
+                for leaf in to_arrays(new[client]).values():
+                    file.write(_bytes(leaf))
+        for client in places.keys() & self._places.keys():
+            if client in self._new:
+                heapq.heappush(self._free, self._places[client])
+            else:
+                self._superseded.append(self._places[client])
+        self._places.update(places)
+        self._new.update(places)
+
+    def _place(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._end += 1
+        return self._end - 1
 
     def save(self, folder: Path) -> None:
-        save_arrays(_stacked(self._held_back), folder / FILE)
+        with self._file.open("rb") as file:
+            os.fsync(file.fileno())
+        clients = sorted(self._places)
+        places = [self._places[client] for client in clients]
+        index = {"_clients": torch.tensor(clients, dtype=torch.int64), "_places": torch.tensor(places, dtype=torch.int64)}
+        save_arrays(index | to_arrays(self._no_rows()), folder / FILE)
 
     def committed(self, folder: Path) -> None:
-        self._apply(self._held_back, folder)
+        self._remember(folder)  # first, so that no older checkpoint is taken up once its rows may be written over
+        for place in self._superseded:
+            heapq.heappush(self._free, place)
+        self._new, self._superseded = set(), []
 
     def restore(self, folder: Path | None) -> None:
-        applied = json.loads(self._mark.read_text())["checkpoint"] if self._mark.exists() else ""
+        newest = json.loads(self._mark.read_text())["checkpoint"] if self._mark.exists() else ""
         asked = "" if folder is None else folder.name
-        if applied > asked:
-            what = f"the client files hold round {applied}, the newest checkpoint is of round {asked or 0}"
-            raise StorageError("E322", what, str(self._folder), "Start the run anew in another folder")
-        if folder is not None:
-            self._apply(_unstacked(load_file(folder / FILE), self._like), folder)
-        self._held_back = {}
+        if newest > asked:
+            what = f"the client files hold round {newest}, the newest checkpoint is of round {asked or 0}"
+            raise StorageError("E322", what, str(self._file.parent), "Start the run anew in another folder")
+        if folder is None:
+            return self._take_up({})
+        index = load_file(folder / FILE)
+        from_arrays(self._no_rows(), index)
+        self._take_up(dict(zip(index["_clients"].tolist(), index["_places"].tolist(), strict=True)))
+        if self._file.stat().st_size < self._end * self._row:
+            what = f"{self._file.name} has {self._file.stat().st_size} bytes, the checkpoint names {self._end * self._row}"
+            raise StorageError("E322", what, str(self._file.parent), "It was cut, or belongs to another run")
+        self._remember(folder)
 
-    def _apply(self, states: dict[int, ClientState], checkpoint: Path) -> None:
-        """Write rows that a valid checkpoint names; the mark comes first, so that an older checkpoint is never taken up with them."""
+    def _remember(self, checkpoint: Path) -> None:
         aside = self._mark.with_suffix(".tmp")
         aside.write_text(json.dumps({"checkpoint": checkpoint.name}))
         aside.rename(self._mark)
-        self._write(states)
-        self._held_back = {}
 
-    def _write(self, states: dict[int, ClientState]) -> None:
-        rows = {client: to_arrays(state) | {"_seen": torch.ones((), dtype=torch.uint8)} for client, state in states.items()}
-        for name, field in self._fields.items():
-            with (self._folder / f"{name}.bin").open("r+b") as file:
-                for client, row in rows.items():
-                    file.seek(client * field.shape[1])
-                    file.write(row[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-                file.flush()
-                os.fsync(file.fileno())
+    def _no_rows(self) -> State:
+        """What stands in a checkpoint for the layout of a row: each leaf's dtype and shape, [0, ...]."""
+        return map_state(lambda leaf: torch.empty((0, *leaf.shape), dtype=leaf.dtype), self._like)
 
-    @property
-    def _mark(self) -> Path:
-        return self._folder / "applied.json"
+
+def _bytes(leaf: Tensor) -> Any:
+    """Its numbers as they lie in the host's memory, to be written, or to be filled."""
+    return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _stacked(states: dict[int, ClientState]) -> dict[str, Tensor]:
