@@ -69,7 +69,7 @@ order = [list(range(start, min(start + 10, clients))) for start in range(0, clie
 with tempfile.TemporaryDirectory() as folder:
     run = fa.run(task, fa.FedSMOO(), partition=fa.IID(clients=clients), cohort=order, rounds=len(order), client_test=0.0,
                  local=fa.LocalPlan(lr=0.01, epochs=1, batch_size=2), evaluate_every=10**6, keep_weights=False,
-                 checkpoint_every={checkpoint_every}, runtime=fa.RuntimeOptions("sequential", state="memory_mapped"),
+                 runtime=fa.RuntimeOptions("sequential", state="memory_mapped"),
                  folder=pathlib.Path(folder) / "run")
     assert run.rounds.accepted.map(len).sum() == clients
 print(memory.peak_megabytes() / 1000)
@@ -79,17 +79,14 @@ print(memory.peak_megabytes() / 1000)
 def memory_rows(share: float) -> Iterator[Row]:
     """FedSMOO's duals of a ResNet-18 (11.2 million parameters), every client trained once, ten a round: peak resident memory."""
     for clients in (10, 30, 100):
-        for every in (1, 10):  # rounds from one checkpoint to the next: new state waits in memory until one is on disk
-            width = 64 if share == 1 else 8
-            program = MEMORY.format(here=str(HERE), clients=clients, width=width, checkpoint_every=every)
-            started = time.perf_counter()
-            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-            what = f"FedSMOO, ResNet-18, {clients} clients, a checkpoint every {every}"
-            aim = at_most(3.0) if clients == 100 else None
-            if done.returncode:
-                yield Row("memory", what, aim=aim, note=(done.stderr.strip().splitlines() or ["ended"])[-1][:150])
-            else:
-                yield Row("memory", what, [float(done.stdout)], aim, unit="GB", note=f"{time.perf_counter() - started:.0f} s")
+        program = MEMORY.format(here=str(HERE), clients=clients, width=64 if share == 1 else 8)
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        what, aim = f"FedSMOO, ResNet-18, {clients} clients", at_most(3.0) if clients == 100 else None
+        if done.returncode:
+            yield Row("memory", what, aim=aim, note=(done.stderr.strip().splitlines() or ["ended"])[-1][:150])
+        else:
+            yield Row("memory", what, [float(done.stdout)], aim, unit="GB", note=f"{time.perf_counter() - started:.0f} s")
 
 
 def draw(results: Path, page: Path = PAGE) -> None:

@@ -267,7 +267,7 @@ def test_what_a_method_alerts_to_is_told_while_it_runs_and_afterwards(call: Call
 @pytest.mark.usefixtures("quick_report")
 def test_state_that_would_not_fit_in_memory_is_e307_before_training(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedaccord.tasks.memory.available_memory", lambda: 500)
-    failed = call("run", "experiment.toml")
+    failed = call("run", "experiment.toml", "-s", "runtime.state=memory")
     assert failed.code == 3
     assert "E307 the state of 6 clients needs" in failed.err and "memory_mapped" in failed.err
     assert call("run", "experiment.toml", "-s", "runtime.state=memory_mapped").code == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -135,26 +135,33 @@ class MemoryMapped:
     def settle(self, new: dict[int, ClientState]) -> None:
         if not new:
             return
-        places: dict[int, int] = {}
-        with storage(self._file), self._file.open("r+b") as file:
-            for client in sorted(new):
-                places[client] = self._place()
-                file.seek(places[client] * self._row)
-                for leaf in to_arrays(new[client]).values():
-                    file.write(_bytes(leaf))
-        for client in places.keys() & self._places.keys():
-            if client in self._new:
-                heapq.heappush(self._free, self._places[client])
-            else:
-                self._superseded.append(self._places[client])
+        places = {client: self._place() for client in sorted(new)}
+        try:
+            self._write({place: new[client] for client, place in places.items()})
+        except BaseException:
+            self._give_back(places.values())
+            raise
+        self._give_back(self._places[client] for client in places.keys() & self._new)
+        self._superseded += [self._places[client] for client in (places.keys() & self._places.keys()) - self._new]
         self._places.update(places)
         self._new.update(places)
+
+    def _write(self, rows: dict[int, ClientState]) -> None:
+        with storage(self._file), self._file.open("r+b") as file:
+            for place, state in rows.items():
+                file.seek(place * self._row)
+                for leaf in to_arrays(state).values():
+                    file.write(_bytes(leaf))
 
     def _place(self) -> int:
         if self._free:
             return heapq.heappop(self._free)
         self._end += 1
         return self._end - 1
+
+    def _give_back(self, places: Iterable[int]) -> None:
+        for place in places:
+            heapq.heappush(self._free, place)
 
     def save(self, folder: Path) -> None:
         with self._file.open("rb") as file:
@@ -166,8 +173,7 @@ class MemoryMapped:
 
     def committed(self, folder: Path) -> None:
         self._remember(folder)  # first, so that no older checkpoint is taken up once its rows may be written over
-        for place in self._superseded:
-            heapq.heappush(self._free, place)
+        self._give_back(self._superseded)
         self._new, self._superseded = set(), []
 
     def restore(self, folder: Path | None) -> None:
