@@ -9,7 +9,7 @@
     measures.json        where asked: how flat the final model lies
     weights/0007.safetensors    where asked: the global model after each round
     checkpoints/0400/    server.safetensors, clients.safetensors, progress.json; written aside, then renamed
-    clients/             memory-mapped client state
+    clients/             what clients keep, where it lies on disk: a checkpoint names the rows
 
 A checkpoint names the lengths of the two .jsonl files, so a resumed run drops the lines that came after it. Nothing is ever pickled.
 """
@@ -93,7 +93,7 @@ class RunFolder:
         """A new run. E211 where the folder holds one already. experiment_toml: the file's text, default the record's tables as they are."""
         with storage(path):
             path.mkdir(parents=True, exist_ok=True)
-            if any(each.name != "clients" for each in path.iterdir()):  # memory-mapped state is laid out first, empty
+            if any(each.name != "clients" for each in path.iterdir()):  # client state on disk is laid out first, empty
                 raise ConfigError("E211", "the folder is not empty", str(path), "Choose another --out, or: fedaccord resume RUN")
             folder = cls(path)
             folder.lock()
@@ -239,7 +239,7 @@ class RunFolder:
         except FedaccordError:
             raise
         except Exception as problem:
-            remedy = "Remove this checkpoint folder to resume from the one before (not where the clients' state is memory-mapped)"
+            remedy = "Remove this checkpoint folder to resume from the one before (not where the clients' state lies on disk)"
             raise StorageError(
                 "E322", f"the checkpoint cannot be read ({type(problem).__name__}: {problem})", str(newest), remedy
             ) from problem
