@@ -41,7 +41,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[str]:
 def test_a_short_run_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = timed(monkeypatch, sequential=1e-6)
     prepared = prepare_trial(fa.FedAvg(), runtime=AUTO)
-    assert prepared.experiment.runtime == RuntimeOptions("sequential", step="captured", memory_format="contiguous")
+    assert prepared.experiment.runtime == RuntimeOptions("sequential", step="captured", memory_format="contiguous", state="memory")
     assert measured == ["sequential"]
     assert "the whole run" in prepared.reason
 
