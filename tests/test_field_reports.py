@@ -23,7 +23,7 @@ from fedaccord.config import read_settings, runs_of
 from fedaccord.core.vector import Layout, buffers_of, load_into, vector_of
 from fedaccord.experiment import Experiment, RunOptions, prepare
 from fedaccord.federation import RoundResult
-from fedaccord.runtime.base import ClientUpload
+from fedaccord.runtime.base import ClientUpload, RuntimeAround
 
 ONE_EPOCH = fa.LocalPlan(lr=0.05, epochs=1, batch_size=16)
 
@@ -82,16 +82,14 @@ def tampered(
     """A run whose answers pass through `change`."""
     options = RunOptions(rounds=len(cohorts), cohort=fa.Scripted.of(cohorts), client_test=0.0)
     prepared = prepare(Experiment(partition=partition, algorithm=method, local=ONE_EPOCH, run=options), task)
-    honest = prepared.federation.runtime.train
 
-    class Changed:
-        population = prepared.federation.runtime.population
-        settle, evaluate = prepared.federation.runtime.settle, prepared.federation.runtime.evaluate
+    class Changed(RuntimeAround):
+        inner = prepared.federation.runtime
 
         def train(self, *arguments: Any) -> list[ClientUpload]:
-            return [change(answer) for answer in honest(*arguments)]
+            return [change(answer) for answer in self.inner.train(*arguments)]
 
-    federation = dataclasses.replace(prepared.federation, runtime=Changed())  # type: ignore[arg-type]
+    federation = dataclasses.replace(prepared.federation, runtime=Changed())
     return list(federation.run(prepared.start))
 
 
@@ -305,38 +303,10 @@ def test_a_residual_networks_state_dict_comes_back_with_its_shapes_and_dtypes(re
     assert counters and all(t.shape == () and t == 4 for t in counters)
 
 
-EVER_JOINED = """
-import sys
-from pathlib import Path
-import psutil, torch
-import torch.nn.functional as F
-import fedaccord as fa
-from fedaccord.tasks import memory
-
-memory.available_memory = lambda: 10**9  # a machine on which the state of 500 clients, half of that, leaves too little room
-x, y = torch.randn(500, 1000), torch.arange(500) % 10
-task = fa.Task(lambda: torch.nn.Sequential(torch.nn.Linear(1000, 120), torch.nn.ReLU(), torch.nn.Linear(120, 10)),
-               F.cross_entropy, (x, y), (x[:10], y[:10]), num_classes=10)
-resident = {}
-
-class Resident:
-    def emit(self, event):
-        if event.kind == "round_finished":
-            resident[event.data["round"]] = psutil.Process().memory_info().rss
-
-cohorts = [list(range(start, start + 10)) for start in range(0, 500, 10)]
-run = fa.run(task, getattr(fa, sys.argv[1])(), partition=fa.IID(clients=500), cohort=cohorts, rounds=50, client_test=0.0,
-             local=fa.LocalPlan(lr=0.01, epochs=1, batch_size=1), evaluate_every=100, keep_weights=False, folder=Path(sys.argv[2]),
-             telemetry=[Resident()])
-assert run.rounds.accepted.map(len).sum() == 500
-print(resident[50] - resident[10], run.record.experiment["runtime"]["state"])
-"""
-
-
 @pytest.mark.parametrize(("method", "kept", "state"), [("FedSMOO", 2, "memory_mapped"), ("FedAvg", 0, "memory")])
 def test_memory_does_not_fill_as_more_clients_have_ever_joined(method: str, kept: int, state: str, tmp_path: Path) -> None:
     """Row 25: after 500 clients it is what it was after 100. Duals of 400 clients would be 400 MB; models of clients are never kept."""
-    command = [sys.executable, "-c", EVER_JOINED, method, str(tmp_path / "run")]
+    command = [sys.executable, str(Path(__file__).with_name("ever_joined.py")), method, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     grown, where = done.stdout.split()
@@ -344,25 +314,6 @@ def test_memory_does_not_fill_as_more_clients_have_ever_joined(method: str, kept
     assert where == state and int(grown) < 0.1 * 400 * max(kept, 1) * weights
     on_disk = sum(path.stat().st_size for path in (tmp_path / "run").glob("clients/*"))
     assert 500 * kept * weights <= on_disk <= 1.01 * 500 * kept * weights
-
-
-def test_what_would_not_fit_in_memory_lies_on_disk_and_the_run_says_so(
-    digits: fa.Task, tmp_path: Path, monkeypatch: Any, caplog: Any
-) -> None:
-    """Row 25: nothing has to be set for it; the records say what was chosen, and the numbers are the same."""
-    roomy = run(digits, fa.FedSMOO(), fa.IID(clients=8), folder=tmp_path / "roomy")
-    monkeypatch.setattr("fedaccord.tasks.memory.available_memory", lambda: 100_000)
-    with caplog.at_level("INFO", logger="fedaccord"):
-        tight = run(digits, fa.FedSMOO(), fa.IID(clients=8), folder=tmp_path / "tight")
-    assert "client state lies in the run's folder: 8 clients may come to keep" in caplog.text
-    assert [each.record.experiment["runtime"]["state"] for each in (roomy, tight)] == ["memory", "memory_mapped"]
-    assert tight.record.sources["runtime.state"] == "chosen" and torch.equal(roomy.weights(), tight.weights())
-    monkeypatch.undo()
-    resumed = run(digits, fa.FedSMOO(), fa.IID(clients=8), folder=tmp_path / "tight", resume=True)
-    assert torch.equal(resumed.weights(), tight.weights()), "a resume follows the record, whatever there is room for by then"
-    monkeypatch.setattr("fedaccord.tasks.memory.available_memory", lambda: 10_000)
-    with pytest.raises(fa.DataError, match=r"E307 the state of 8 clients needs .*Give the run a folder"):
-        run(digits, fa.FedSMOO(), fa.IID(clients=8))
 
 
 def test_a_client_that_says_it_took_no_step_is_refused_loudly(digits: fa.Task) -> None:
