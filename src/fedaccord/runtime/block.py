@@ -112,9 +112,8 @@ class Block:
         """What the clients' training returned, of each group of clients whose methods were told the same."""
         data, round = self._clients.data, self._request.round
         self._clients.model.train(True)
-        members = [
-            Member(each, data.batch_rows(each.client, round, each.plan)[: each.num_steps], data.validation[each.client]) for each in block
-        ]
+        rows = data.batch_rows_of_all([each.client for each in block], round, [each.plan for each in block])
+        members = [Member(each, batches[: each.num_steps], data.validation[each.client]) for each, batches in zip(block, rows, strict=True)]
         try:
             return [self._steps(group) for group in self._groups(members)]
         finally:

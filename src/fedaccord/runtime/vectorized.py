@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from fedaccord.core.state import map_state
+from fedaccord.core.state import map_state, tensors_of
 from fedaccord.runtime.balance import Blocks
 from fedaccord.runtime.client import Answer, Clients, Request
 from fedaccord.runtime.columns import answers_of
@@ -69,5 +69,8 @@ class Vectorized(Simulated):
 
     def settle(self, accepted: Collection[int]) -> None:
         """Each row becomes a tensor of its own, or one client's state would keep its whole block in memory."""
-        self._pending = {client: map_state(torch.clone, state) for client, state in self._pending.items() if client in accepted}
+        kept = [(client, state) for client, state in self._pending.items() if client in accepted]
+        if kept and tensors_of(kept[0][1]):  # else there is nothing to copy
+            kept = [(client, map_state(torch.clone, state)) for client, state in kept]
+        self._pending = dict(kept)
         super().settle(accepted)
