@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -197,12 +198,19 @@ def _measured(
         found.append(Estimate("vectorized", count, _shared_out(side_by_side[block], min(count, -(-size // block)), rounds)))
     if asked.name == "auto" and counts[-1] > 1:
         found.append(Estimate("pool", counts[-1], _shared_out(alone, counts[-1], rounds)))
-    best = min(found, key=lambda each: each.seconds / (1.0 if each is found[0] else MARGIN))
+    rivals = [each for each in found if each.name != "vectorized"]
+    rivals += [reduce(_plainer, together)] if (together := [each for each in found if each.name == "vectorized"]) else []
+    best = min(rivals, key=lambda each: each.seconds / (1.0 if each.name == "sequential" else MARGIN))
     text = f"a round is estimated at: {', '.join(map(str, found))}" + (f"; not vectorised: {obstacle}" if obstacle else "")
     text += f"; {reason}" if reason else ""
     if best.name == "vectorized":
         return Chosen(replace(asked, name="vectorized", workers=best.workers, memory_format=format_together), text)
     return Chosen(replace(asked, name=best.name, memory_format=memory_format), text)
+
+
+def _plainer(plain: Estimate, other: Estimate) -> Estimate:
+    """The other only where it is clearly faster."""
+    return other if other.seconds < MARGIN * plain.seconds else plain
 
 
 def _shared_out(seconds: float, workers: int, rounds: int) -> float:
