@@ -185,7 +185,8 @@ def _measured(
             return Chosen(replace(asked, memory_format=memory_format), reason or "as asked")
         format_together = FORMATS[0] if asked.name == "auto" else memory_format
         model.channels_last = format_together == FORMATS[1]
-        obstacle = obstacle or _fails(clients, request, [each._replace(max_steps=1) for each in working[:2]])
+        if asked.name == "auto":
+            obstacle = obstacle or _fails(clients, request, [each._replace(max_steps=1) for each in working[:2]])
         if not obstacle:
             most = max(2, int(PASS * all_steps / (STEPS_TOGETHER * alone)))
             for block in dict.fromkeys(_block(asked, request, size, count) for count in counts):
