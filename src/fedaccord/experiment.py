@@ -204,7 +204,7 @@ def _choice(experiment: Experiment, algorithm: Algorithm, clients: Clients, w: T
 
 def _runtime(chosen: Chosen, clients: Clients, metrics: Mapping[str, Metric], states: ClientStates) -> Runtime:
     if chosen.options.name == "vectorized":
-        return Vectorized(clients, metrics, states, chosen.per_example, chosen.options.block)
+        return Vectorized(clients, metrics, states, chosen.per_example, chosen.options.block, chosen.options.workers or 1)
     if chosen.options.name == "pool":
         return Pool(clients, metrics, states, chosen.options.workers)
     return Sequential(clients, metrics, states)

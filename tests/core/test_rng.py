@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import torch
 
-from fedaccord.core.rng import stream, torch_seed, torch_stream
+from fedaccord.core.rng import stream, streams, torch_seed, torch_stream
 
 
 def test_the_same_names_give_the_same_draws_whatever_was_drawn_before() -> None:
@@ -55,3 +55,10 @@ def test_the_global_generators_are_neither_read_nor_moved() -> None:
     first = torch.randn(3, generator=torch_stream(0, "a"))
     torch.manual_seed(5)
     assert torch.equal(first, torch.randn(3, generator=torch_stream(0, "a")))
+
+
+def test_generators_that_are_seeded_together_are_those_that_are_named_one_by_one() -> None:
+    for seed in (0, 7, 2**62):
+        for one, client in zip(streams(seed, "batches", 3, last=[0, 5, "5", 10**9]), [0, 5, "5", 10**9], strict=True):
+            assert one.bit_generator.state == stream(seed, "batches", 3, client).bit_generator.state
+    assert streams(1, "batches", last=[]) == []

@@ -29,6 +29,7 @@ from fedaccord.runtime.client import Clients
 from fedaccord.runtime.crew import Crew
 from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.runtime.pool import Pool
+from fedaccord.runtime.vectorized import Vectorized
 
 ROUNDS = 15
 CLIPPED = replace(PLAN, clip_norm=1.0)
@@ -124,6 +125,20 @@ def test_a_pool_gives_the_bits_of_one_after_another(method: str, crew: Crew) -> 
     spread = traced(prepared._replace(federation=replace(prepared.federation, runtime=pool)), change=poisoned(2, 3))
     assert spread.bits() == alone.bits()
     assert spread.settled == alone.settled
+
+
+@pytest.mark.parametrize("method", REGISTRY)
+def test_blocks_in_workers_give_the_bits_of_the_same_blocks_here(method: str, crew: Crew) -> None:
+    """With ragged clients, refusals, moments and what clients keep; which worker trains a block, and when, is chance."""
+    plan = replace(CLIPPED, optimizer=fa.Sgd(momentum=0.9), keep_moments=True)
+    options: dict[str, Any] = {"rounds": 4, "cohorts": None, "client_validation": 0.2, "local": plan}
+    options["runtime"] = RuntimeOptions("vectorized", workers=1, block=3)
+    here = traced(prepare_trial(REGISTRY[method](), **options), change=poisoned(2, 3))
+    prepared = prepare_trial(REGISTRY[method](), **options)
+    own: Any = prepared.federation.runtime
+    spread = Vectorized(own._clients, own._metrics, own._states, own._side_by_side._per_example, block=3, crew=crew)
+    there = traced(prepared._replace(federation=replace(prepared.federation, runtime=spread)), change=poisoned(2, 3))
+    assert there.bits() == here.bits() and there.settled == here.settled
 
 
 @pytest.mark.parametrize("method", REGISTRY)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedaccord as fa
-from fedaccord.checks.trial import examples, make_task, mlp, prepare_trial, with_batch_norm_and_dropout
+from fedaccord.checks.trial import examples, make_task, mlp, prepare_trial, shards, with_batch_norm_and_dropout
 from fedaccord.runtime import choice
 from fedaccord.runtime.cores import CORES, cores
 from fedaccord.runtime.options import RuntimeOptions
@@ -60,6 +60,43 @@ def test_the_fastest_is_taken(seconds: dict[str, float], cores_here: str, expect
     prepared = prepare_trial(fa.FedAvg(), runtime=AUTO)
     assert prepared.experiment.runtime.name == expected
     assert "a round is estimated at: sequential" in prepared.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounds", "blocks", "expected", "block"),
+    [
+        (AUTO, 100, {4: 2.0, 2: 2.1}, 2, 2),  # 2.1 / 1.8 + 0.03 s
+        (AUTO, 4, {4: 2.0, 2: 2.1}, 1, None),  # 2.1 / 1.8 + 0.75 s
+        (AUTO, 100, {4: 2.0, 2: 3.5}, 1, None),  # small blocks are slow
+        (RuntimeOptions("vectorized"), 100, {4: 2.0, 2: 2.1}, 2, 2),
+        (RuntimeOptions("vectorized"), 4, {4: 2.0, 2: 2.1}, 1, None),
+        (RuntimeOptions(block=3), 100, {3: 2.0}, 2, 3),
+        (RuntimeOptions(block=4), 100, {4: 2.0}, 1, 4),  # a single block
+        (RuntimeOptions("vectorized", workers=2), 1, {}, 2, 2),  # as asked
+        (RuntimeOptions(workers=1), 100, {4: 2.0}, 1, None),
+    ],
+)
+def test_workers_train_blocks_where_that_is_faster_with_their_start(
+    asked: RuntimeOptions, rounds: int, blocks: dict[int, float], expected: int, block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """blocks: seconds of a round in one process, by the size of its blocks. Four clients a cohort, all with as many steps."""
+    monkeypatch.setattr(choice, "cores", lambda: 2)
+    sizes: list[int] = []
+    together = choice._side_by_side
+    monkeypatch.setattr(choice, "_side_by_side", lambda *given: sizes.append(len(given[2])) or together(*given))
+
+    def told(work: Any) -> float:
+        work()
+        return 10.0 if work.__name__ == "one_by_one" else blocks[sizes[-1]] * sizes[-1] / 4  # of its share of the cohort
+
+    monkeypatch.setattr(choice, "_seconds", told)
+    monkeypatch.setattr(choice, "STEPS_TOGETHER", 10**6)  # whole rounds, so that the times above are of rounds
+    monkeypatch.setattr(choice, "PASS", 10**9)
+    prepared = prepare_trial(fa.FedAvg(), runtime=asked, rounds=rounds, cohorts=None, partition=shards([8] * 7))
+    settled = prepared.experiment.runtime
+    assert (settled.name, settled.workers) == ("vectorized", expected), prepared.reason
+    assert settled.block == block if block is not None else settled.block is not None and settled.block > 1000
+    assert set(sizes) >= blocks.keys()
 
 
 def test_what_cannot_vectorise_is_not_measured_and_the_reason_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_local_training_stays_on_its_device(method: str, plan: str) -> None:
 def test_a_block_of_clients_stays_on_its_device(method: str, plan: str) -> None:
     clients, request = on_meta(REGISTRY[method](), mlp, PLANS[plan])
     block = sorted((clients.assignment(request, client, None) for client in (0, 1, 2)), key=lambda each: -each.num_steps)
-    for trained in Block(request, clients, _per_example(clients), draws_directions=True).trained(block).values():
+    for trained in Block(request, clients, _per_example(clients), draws_directions=True).trained(block):
         leaves = to_arrays((trained.upload, trained.kept, trained.moments)) | {"losses": trained.losses}
         assert {leaf.device.type for leaf in leaves.values()} == {"meta"}
 

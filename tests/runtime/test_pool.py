@@ -162,9 +162,9 @@ def test_in_debug_the_first_client_in_the_order_asked_ends_the_run(crew: Crew) -
 def test_after_the_first_client_that_raises_no_later_one_is_asked(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, order = list[int](), crew_module.Worker.order
 
-    def noted(worker: crew_module.Worker, given: crew_module.Order) -> None:
-        asked.extend(client for _, client, _ in given.tasks)
-        order(worker, given)
+    def noted(worker: crew_module.Worker, given: crew_module.Order, positions: list[int], clients: list[int]) -> None:
+        asked.extend(clients)
+        order(worker, given, positions, clients)
 
     monkeypatch.setattr(crew_module.Worker, "order", noted)
     monkeypatch.setattr(crew, "size", 1)
@@ -248,7 +248,7 @@ def test_workers_end_with_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pooled(prepare_trial(fa.FedAvg()), Crew(1))
     runtime: Any = made.federation.runtime
     loaded = crew_module.Loaded(runtime._clients)
-    (worker,) = runtime._crew.hire(5, loaded)
+    (worker,) = runtime._dispatch.crew.hire(5, loaded)
     process = psutil.Process(worker.process.pid)
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
@@ -301,7 +301,7 @@ def train(runtime, w):
 w = made.start.server.w
 ours, theirs = train(here, w), train(pool, w)
 same = [type(b.upload) is Sent and bits(a.upload) == bits(b.upload) for a, b in zip(ours, theirs)]
-print("same", all(same), len(same), *[worker.process.pid for worker in pool._crew.workers], flush=True)
+print("same", all(same), len(same), *[worker.process.pid for worker in pool._dispatch.crew.workers], flush=True)
 if sys.argv[1:] == ["stay"]:
     train(pool, torch.full_like(w, 200.0))
 """

@@ -59,7 +59,7 @@ def test_blocks_follow_the_memory_that_the_weights_take(monkeypatch: pytest.Monk
         return begun(self, assigned)
 
     monkeypatch.setattr(block_file.Block, "trained", watched)
-    monkeypatch.setattr("fedaccord.runtime.vectorized.BLOCK_BYTES", 2 * 8 * 83 * 8)  # two clients of 83 weights, eight copies, float64
+    monkeypatch.setattr("fedaccord.runtime.side_by_side.BLOCK_BYTES", 2 * 8 * 83 * 8)  # two clients of 83 weights, eight copies, float64
     trace_of("vectorized", cohorts=[range(7)], rounds=1)
     assert seen[-4:] == [2, 2, 2, 1]
 

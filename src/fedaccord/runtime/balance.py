@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Parts(Protocol):
+    """Positions in the cohort, handed out part by part."""
+
+    side_by_side: bool  # how a part is trained, else one client after another
+
+    def __len__(self) -> int:
+        """What is left: at least the number of parts."""
+        ...
+
+    def take(self, *, ahead: bool = False) -> list[int]:
+        """The next part. ahead: for a worker that is still busy; empty where that should wait for whoever is first."""
+        ...
+
+    def keep_before(self, end: int) -> None:
+        """Leave out the positions from `end` on."""
+        ...
 
 
 class Queue:
     """Positions in the cohort, most work first, handed out in parts that shrink: a slow worker does not leave the others waiting.
 
-    steps: (expected steps, examples) of each position. least: steps below which a part is not worth its message.
+    steps: (expected steps, examples) of each position. most: positions of a part; least: steps below which it is not worth its message.
     """
 
-    def __init__(self, steps: Sequence[tuple[int, int]], workers: int, least: float = 0.0) -> None:
-        self._workers, self._least = workers, least
+    side_by_side = False
+
+    def __init__(self, steps: Sequence[tuple[int, int]], workers: int, most: int, least: float = 0.0) -> None:
+        self._workers, self._most, self._least = workers, most, least
         self._positions = sorted(range(len(steps)), key=lambda position: steps[position])  # taken from the end
         self._work = [max(each, 1) for each, _ in steps]
         self._left = sum(self._work)
@@ -20,8 +41,8 @@ class Queue:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def take(self, most: int, *, ahead: bool = False) -> list[int]:
-        """The next positions, at most `most`: half of a worker's share of what is left (guided, Polychronopoulos & Kuck 1987).
+    def take(self, *, ahead: bool = False) -> list[int]:
+        """The next positions, at most `most` of them: half of a worker's share of what is left (guided, Polychronopoulos & Kuck 1987).
 
         ahead: for a worker that is still busy. It gets them while enough is left for all; near the end they stay for whoever is first.
         """
@@ -29,7 +50,7 @@ class Queue:
         taken, work = list[int](), 0
         for position in reversed(self._positions):
             more = self._work[position]
-            if len(taken) == most or (taken and work + more > share):
+            if len(taken) == self._most or (taken and work + more > share):
                 break
             taken.append(position)
             work += more
@@ -43,3 +64,26 @@ class Queue:
         """Leave out the positions from `end` on."""
         self._positions = [position for position in self._positions if position < end]
         self._left = sum(self._work[position] for position in self._positions)
+
+
+class Blocks:
+    """Blocks of positions that train side by side, in the order given."""
+
+    side_by_side = True
+
+    def __init__(self, blocks: Sequence[list[int]], workers: int) -> None:
+        self._left, self._workers = list(reversed(blocks)), workers
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self, *, ahead: bool = False) -> list[int]:
+        """The next block. ahead: for a worker that is still busy. It gets one while enough are left for all."""
+        if not self._left or (ahead and len(self._left) <= self._workers):
+            return []
+        return self._left.pop()
+
+    def keep_before(self, end: int) -> None:
+        """Leave out the positions from `end` on."""
+        kept = ([position for position in block if position < end] for block in self._left)
+        self._left = [block for block in kept if block]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedaccord.core.algorithm import RoundStart, Work
 from fedaccord.core.batch import BoundBatch, FunctionalGrad
-from fedaccord.core.local import Trained, local_step
+from fedaccord.core.local import local_step
 from fedaccord.core.state import State, separated, tensors_of
 from fedaccord.runtime.client import Assignment, Clients, Request
 from fedaccord.runtime.padding import Padded, PerExample
@@ -78,6 +78,17 @@ class Started(NamedTuple):
     gradients: list[int]  # evaluated so far by each
 
 
+class TrainedTogether(NamedTuple):
+    """What local training returns, of clients side by side: [C, ...] where one client has [...]."""
+
+    members: list[Member]
+    upload: State
+    kept: State
+    moments: State  # of the local optimiser, after the last step
+    losses: Tensor  # [C, K], objective of each step's clean pass; 0 after a client's last step
+    gradients: list[int]  # gradient evaluations of each
+
+
 class Carry(NamedTuple):
     """What the steps thread through, [C, ...] each."""
 
@@ -97,20 +108,16 @@ class Block:
         self._draws_directions = draws_directions
         self._max_norm = request.plan.clip_norm if request.plan.clip_scope == "data_gradient" else None
 
-    def trained(self, block: Sequence[Assignment]) -> dict[int, Trained]:
-        """What each client's training returned."""
+    def trained(self, block: Sequence[Assignment]) -> list[TrainedTogether]:
+        """What the clients' training returned, of each group of clients whose methods were told the same."""
         data, round = self._clients.data, self._request.round
         self._clients.model.train(True)
-        members = [
-            Member(each, data.batch_rows(each.client, round, each.plan)[: each.num_steps], data.validation[each.client]) for each in block
-        ]
-        found: dict[int, Trained] = {}
+        rows = data.batch_rows_of_all([each.client for each in block], round, [each.plan for each in block])
+        members = [Member(each, batches[: each.num_steps], data.validation[each.client]) for each, batches in zip(block, rows, strict=True)]
         try:
-            for group in self._groups(members):
-                found |= self._steps(group)
+            return [self._steps(group) for group in self._groups(members)]
         finally:
             self._clients.model.release()
-        return found
 
     def _groups(self, members: list[Member]) -> Iterator[Started]:
         """Clients that start alike, then joined where their methods were told the same, so that the steps are taken together."""
@@ -168,7 +175,7 @@ class Block:
         local = _vmapped(one, len(members), kept, reference, held_out, direction)
         return Started(members, local, seen["rebuild"], seen["told"], [seen["gradients"]] * len(members))
 
-    def _steps(self, group: Started) -> dict[int, Trained]:
+    def _steps(self, group: Started) -> TrainedTogether:
         request, members = self._request, group.members
         w = request.sent.w.expand(len(members), -1)
         kept_moments = [
@@ -227,9 +234,7 @@ class Block:
         w, moments, local, loss = _vmapped(one, len(carry.w), carry.w, carry.moments, carry.local, given)
         return Carry(w, moments, local), loss, passes
 
-    def _uploads(
-        self, group: Started, carry: Carry, rebuild_moments: Rebuild, losses: list[Tensor], passes: list[int]
-    ) -> dict[int, Trained]:
+    def _uploads(self, group: Started, carry: Carry, rebuild_moments: Rebuild, losses: list[Tensor], passes: list[int]) -> TrainedTogether:
         request, members = self._request, group.members
         steps = carry.w.new_tensor([each.num_steps for each in members])
         effective = carry.w.new_tensor([request.plan.optimizer.effective_steps(each.num_steps) for each in members])
@@ -242,20 +247,13 @@ class Block:
             return sent, own
 
         sent, own = _vmapped(one, len(members), carry.w, carry.local, steps, effective)
-        table = torch.stack([torch.nn.functional.pad(each, (0, len(members) - len(each))) for each in losses], dim=1)
+        table = carry.w.new_zeros(len(members), len(losses))
+        for step, each in enumerate(losses):
+            table[: len(each), step] = each
         spent = np.cumsum(passes)
-        rows = zip(_unbound(sent, members), _unbound(own, members), _unbound(carry.moments, members), table, strict=True)
-        return {
-            each.assigned.client: Trained(
-                seen["upload"](upload),
-                seen["kept"](kept),
-                {},
-                (rebuild_moments(moments), ()),
-                loss[: each.num_steps],
-                before + int(spent[each.num_steps]),
-            )
-            for each, before, (upload, kept, moments, loss) in zip(members, group.gradients, rows, strict=True)
-        }
+        gradients = [before + int(spent[each.num_steps]) for each, before in zip(members, group.gradients, strict=True)]
+        upload, kept, moments = seen["upload"](sent), seen["kept"](own), rebuild_moments(carry.moments)
+        return TrainedTogether(members, upload, kept, (moments, ()), table, gradients)
 
     def _grad(self, examples: Examples, local: State, step: int) -> FunctionalGrad:
         own, request = self._clients, self._request
@@ -298,13 +296,6 @@ def _stacked(states: Sequence[State]) -> tuple[list[Tensor], Rebuild, tuple[Any,
     _, rebuild, told = separated(states[0])
     tensors = [torch.stack(each) for each in zip(*map(tensors_of, states), strict=True)]
     return tensors, rebuild, told
-
-
-def _unbound(tensors: list[Tensor], members: list[Member]) -> list[list[Tensor]]:
-    """Each client's own rows."""
-    if not tensors:
-        return [[] for _ in members]
-    return [list(each) for each in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
 
 
 def _vmapped(function: Callable[..., Any], size: int, *arguments: Any) -> Any:

@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -21,12 +22,11 @@ import torch
 from torch import nn
 
 from fedaccord.core.errors import ConfigError
-from fedaccord.runtime.block import Block, NeedsDirection
 from fedaccord.runtime.client import Assignment, Clients, Request
 from fedaccord.runtime.cores import cores
 from fedaccord.runtime.options import MemoryFormat, RuntimeName, RuntimeOptions, StepKind
 from fedaccord.runtime.padding import PerExample, per_example_loss
-from fedaccord.runtime.vectorized import block_size, why_not
+from fedaccord.runtime.side_by_side import SideBySide, block_size, why_not
 
 CACHE = "FEDACCORD_CACHE"  # environment: the folder of what was measured on this machine
 SHORT = 2.0  # seconds: a run that takes no longer is not worth a calibration
@@ -37,6 +37,18 @@ FORMATS: tuple[MemoryFormat, MemoryFormat] = ("contiguous", "channels_last")
 ALONE, STEPS = 3, 5  # clients of a calibration one by one, and the most local steps of each
 STEPS_TOGETHER = 2  # of a calibration side by side, of as many clients as a block has
 PASS, PASSES = 0.5, 8  # seconds that one measurement should take, and how often it is repeated within them
+
+
+class Estimate(NamedTuple):
+    """What a round would take, with the start of its processes shared out over the rounds."""
+
+    name: RuntimeName
+    workers: int
+    seconds: float
+
+    def __str__(self) -> str:
+        of = f" with {self.workers} workers" if self.name == "vectorized" and self.workers > 1 else ""
+        return f"{self.name}{of} {self.seconds:.2g} s"
 
 
 class Chosen(NamedTuple):
@@ -61,13 +73,13 @@ def choose(asked: RuntimeOptions, clients: Clients, request: Request, cohort: Se
             remedy = "Use runtime.name = 'pool' or 'auto'"
             raise ConfigError("E208", f"clients cannot be vectorised: {obstacle}", "runtime.name", remedy)
     chosen = Chosen(asked, "as asked")
-    if working and (asked.name == "auto" or (asked.memory_format == "auto" and _has_pictures(clients))):
+    if working and _is_open(asked, clients, len(cohort)):
         key = _key(asked, clients, request, len(cohort), rounds)
         remembered = _remembered(key, asked)
         chosen = remembered or _measured(asked, clients, request, working, len(cohort), rounds, obstacle)
         if remembered is None:
             _remember(key, chosen)
-    settled = _settled(chosen.options, clients)
+    settled = _settled(chosen.options, clients, request, len(cohort))
     clients.model.channels_last = settled.memory_format == "channels_last"
     return chosen._replace(options=settled, per_example=_padding(clients, request) if settled.name == "vectorized" else None)
 
@@ -80,14 +92,41 @@ def _padding(clients: Clients, request: Request) -> PerExample | None:
     return per_example_loss(clients.model, clients.loss, *data.examples_at(data.train.indices[:5]))
 
 
-def _settled(options: RuntimeOptions, clients: Clients) -> RuntimeOptions:
+def _is_open(asked: RuntimeOptions, clients: Clients, size: int) -> bool:
+    """Whether something has to be measured."""
+    if asked.name == "auto" or (asked.memory_format == "auto" and _has_pictures(clients)):
+        return True
+    return asked.name == "vectorized" and len(_counts(asked, clients, size)) > 1
+
+
+def _counts(asked: RuntimeOptions, clients: Clients, size: int) -> list[int]:
+    """Into how many processes a cohort of this size may go: one or all cores, where that is open."""
+    if asked.workers is None:
+        is_here = clients.model.initial_w.device.type == "cpu"  # data on an accelerator do not go to other processes
+        return sorted({1, min(cores(), size) if is_here else 1})
+    return [min(asked.workers, size)]
+
+
+def _settled(options: RuntimeOptions, clients: Clients, request: Request, size: int) -> RuntimeOptions:
     """What is still open gets the plainest answer; options of another runtime are left out."""
     name = "sequential" if options.name == "auto" else options.name
     memory_format = "contiguous" if options.memory_format == "auto" else options.memory_format
-    workers = (options.workers or cores()) if name == "pool" else None
+    workers = block = None
+    if name == "pool":
+        workers = options.workers or cores()
+    elif name == "vectorized":
+        workers = options.workers or 1
+        block = _block(options, request, size, workers)
     step: StepKind = "captured" if clients.captures and name != "vectorized" else "eager"
-    block = options.block if name == "vectorized" else None
     return replace(options, name=name, step=step, memory_format=memory_format, workers=workers, block=block)
+
+
+def _block(options: RuntimeOptions, request: Request, size: int, workers: int) -> int:
+    """Clients of a block: as many as fit, and with several workers at least one block for each of them."""
+    if options.block is not None:
+        return options.block
+    most = block_size(request.sent.w)
+    return most if workers == 1 else max(1, min(most, -(-size // workers)))
 
 
 def _measured(
@@ -113,13 +152,19 @@ def _measured(
         for each in few:
             train(each)
 
-    def side_by_side() -> None:
-        _side_by_side(clients, request, together)
+    def of_blocks(block: int) -> float:
+        together = [each._replace(max_steps=STEPS_TOGETHER) for each in _spread(working, block)]
+
+        def side_by_side() -> None:
+            _side_by_side(clients, request, together)
+
+        return of_a_round(together, side_by_side)
 
     formats: tuple[MemoryFormat, ...] = (asked.memory_format,)
     if asked.memory_format == "auto":
         formats = FORMATS if _has_pictures(clients) else FORMATS[:1]
     sequential: dict[MemoryFormat, float] = {}
+    side_by_side: dict[int, float] = {}  # seconds of a round in one process, by the size of its blocks
     try:
         started = time.process_time()
         train(working[0]._replace(max_steps=1))
@@ -133,26 +178,45 @@ def _measured(
                 chosen = replace(asked, name="sequential" if asked.name == "auto" else asked.name, memory_format=memory_format)
                 return Chosen(chosen, f"the whole run takes some {max(sequential[memory_format] * rounds, 0.1):.1f} s")
         memory_format = min(sequential, key=lambda each: sequential[each] / (MARGIN_OF_FORMAT if each == FORMATS[1] else 1.0))
-        times: dict[str, float] = {"sequential": sequential[memory_format]}
+        alone = sequential[memory_format]
         reason = "" if len(formats) == 1 else f"{memory_format}: " + ", ".join(f"{name} {t:.2g} s" for name, t in sequential.items())
-        if asked.name != "auto":
+        counts = _counts(asked, clients, size)
+        if asked.name in ("sequential", "pool") or (asked.name == "vectorized" and len(counts) == 1):
             return Chosen(replace(asked, memory_format=memory_format), reason or "as asked")
-        model.channels_last = False
-        obstacle = obstacle or _fails(clients, request, [each._replace(max_steps=1) for each in working[:2]])
+        format_together = FORMATS[0] if asked.name == "auto" else memory_format
+        model.channels_last = format_together == FORMATS[1]
+        if asked.name == "auto":
+            obstacle = obstacle or _fails(clients, request, [each._replace(max_steps=1) for each in working[:2]])
         if not obstacle:
-            a_step = times["sequential"] / all_steps
-            most = min(asked.block or block_size(request.sent.w), max(2, int(PASS / (STEPS_TOGETHER * a_step))))
-            together = [each._replace(max_steps=STEPS_TOGETHER) for each in _spread(working, most)]
-            times["vectorized"] = of_a_round(together, side_by_side)
+            most = max(2, int(PASS * all_steps / (STEPS_TOGETHER * alone)))
+            for block in dict.fromkeys(_block(asked, request, size, count) for count in counts):
+                side_by_side[block] = of_blocks(min(block, most))
     except Exception as problem:  # a user's model that fails here fails again in round 1, where it is reported as it should be
         return Chosen(asked, f"the calibration failed: {type(problem).__name__}: {problem}")
-    workers = min(asked.workers or cores(), size)
-    if workers > 1:
-        times["pool"] = times["sequential"] / (POOL_SHARE * workers) + POOL_START / rounds
-    best: Any = min(times, key=lambda name: times[name] / (1.0 if name == "sequential" else MARGIN))
-    shown = ", ".join(f"{name} {seconds:.2g} s" for name, seconds in times.items())
-    text = f"a round is estimated at: {shown}" + (f"; not vectorised: {obstacle}" if obstacle else "") + (f"; {reason}" if reason else "")
-    return Chosen(replace(asked, name=best, memory_format=FORMATS[0] if best == "vectorized" else memory_format), text)
+    found = [Estimate("sequential", 1, alone)] if asked.name == "auto" else []
+    for count in counts if side_by_side else ():
+        block = _block(asked, request, size, count)
+        found.append(Estimate("vectorized", count, _shared_out(side_by_side[block], min(count, -(-size // block)), rounds)))
+    if asked.name == "auto" and counts[-1] > 1:
+        found.append(Estimate("pool", counts[-1], _shared_out(alone, counts[-1], rounds)))
+    rivals = [each for each in found if each.name != "vectorized"]
+    rivals += [reduce(_plainer, together)] if (together := [each for each in found if each.name == "vectorized"]) else []
+    best = min(rivals, key=lambda each: each.seconds / (1.0 if each.name == "sequential" else MARGIN))
+    text = f"a round is estimated at: {', '.join(map(str, found))}" + (f"; not vectorised: {obstacle}" if obstacle else "")
+    text += f"; {reason}" if reason else ""
+    if best.name == "vectorized":
+        return Chosen(replace(asked, name="vectorized", workers=best.workers, memory_format=format_together), text)
+    return Chosen(replace(asked, name=best.name, memory_format=memory_format), text)
+
+
+def _plainer(plain: Estimate, other: Estimate) -> Estimate:
+    """The other only where it is clearly faster."""
+    return other if other.seconds < MARGIN * plain.seconds else plain
+
+
+def _shared_out(seconds: float, workers: int, rounds: int) -> float:
+    """Of a round, where the work of one process is shared by so many, with their start."""
+    return seconds if workers == 1 else seconds / (POOL_SHARE * workers) + POOL_START / rounds
 
 
 def _has_pictures(clients: Clients) -> bool:
@@ -161,11 +225,7 @@ def _has_pictures(clients: Clients) -> bool:
 
 
 def _side_by_side(clients: Clients, request: Request, working: list[Assignment]) -> Any:
-    block = sorted(working, key=lambda each: (-each.num_steps, each.client))
-    try:
-        return Block(request, clients, _padding(clients, request), draws_directions=False).trained(block)
-    except NeedsDirection:
-        return Block(request, clients, _padding(clients, request), draws_directions=True).trained(block)
+    return SideBySide(clients, _padding(clients, request)).trained(request, working)
 
 
 def _fails(clients: Clients, request: Request, working: list[Assignment]) -> str | None:
@@ -214,12 +274,13 @@ def _remembered(key: str, asked: RuntimeOptions) -> Chosen | None:
     """What was chosen before; None where nothing was, or nothing that can be read."""
     try:
         found = json.loads((_cache() / f"{key}.json").read_text())
-        name, memory_format, reason = found["name"], found["memory_format"], str(found["reason"])
+        name, workers, memory_format, reason = found["name"], found["workers"], found["memory_format"], str(found["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if name not in get_args(RuntimeName) or memory_format not in get_args(MemoryFormat):
+    is_count = workers is None or (type(workers) is int and workers > 0)
+    if name not in get_args(RuntimeName) or memory_format not in get_args(MemoryFormat) or not is_count:
         return None
-    return Chosen(replace(asked, name=name, memory_format=memory_format), reason)
+    return Chosen(replace(asked, name=name, workers=workers, memory_format=memory_format), reason)
 
 
 def _remember(key: str, chosen: Chosen) -> None:
@@ -228,5 +289,6 @@ def _remember(key: str, chosen: Chosen) -> None:
     with contextlib.suppress(OSError):
         _cache().mkdir(parents=True, exist_ok=True)
         aside = _cache() / f"{key}.{os.getpid()}"
-        aside.write_text(json.dumps({"name": options.name, "memory_format": options.memory_format, "reason": chosen.reason}))
+        found = {name: getattr(options, name) for name in ("name", "workers", "memory_format")}
+        aside.write_text(json.dumps(found | {"reason": chosen.reason}))
         aside.rename(_cache() / f"{key}.json")

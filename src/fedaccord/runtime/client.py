@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,13 +96,19 @@ class Clients:
         except Exception as problem:
             return problem
 
+    def expected_work(self, plan: LocalPlan, clients: Sequence[int]) -> list[tuple[int, int]]:
+        """(local steps, examples) of each client, if it does all that the plan says."""
+        offsets, chosen = self.data.train.offsets, np.asarray(clients, dtype=np.int64)
+        sizes = (offsets[chosen + 1] - offsets[chosen]).tolist()
+        return [(plan.epochs * plan.steps_per_epoch(size), size) for size in sizes]
+
     def assignment(self, request: Request, client: int, found: ClientState | None) -> Assignment:
         """The client's state, first one if it has none, and its share of the work."""
         algorithm, plan, num_examples = request.algorithm, request.plan, len(self.data.train[client])
         state = ClientState(algorithm.init_client(request.sent.w), {}, ()) if found is None else found
         if num_examples == 0:
             return Assignment(client, 0, state, plan, 1.0)
-        reported = {} if found is None else _scalars(algorithm.signals(state.kept))
+        reported = {} if found is None else scalars(algorithm.signals(state.kept))
         effort = algorithm.effort(plan.epochs, plan.steps_per_epoch(num_examples), reported, self.device_of(client))
         plan = plan if effort.epochs == plan.epochs else replace(plan, epochs=effort.epochs)
         return Assignment(client, num_examples, state, plan, effort.two_pass_share)
@@ -136,7 +143,7 @@ class Clients:
             epoch_losses=tuple(finite(mean) for mean in epoch_means(losses, assigned.plan.epochs)),
             bytes_up=num_bytes(trained.upload) + num_bytes(sent_buffers),
             seconds=seconds,
-            signals={name: finite(value) for name, value in _scalars(request.algorithm.signals(trained.kept)).items()},
+            signals={name: finite(value) for name, value in scalars(request.algorithm.signals(trained.kept)).items()},
         )
         return Answer(ClientUpload(assigned.client, trained.upload, sent_buffers, report), kept)
 
@@ -209,5 +216,5 @@ def _place(client: int, request: Request) -> str:
     return f"client {client}, round {request.round}"
 
 
-def _scalars(signals: Mapping[str, Any]) -> dict[str, float]:
+def scalars(signals: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in signals.items()}

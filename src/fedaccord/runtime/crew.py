@@ -20,8 +20,10 @@ import torch
 
 from fedaccord.core.errors import ConfigError, WorkerDied
 from fedaccord.core.reports import ClientReport
+from fedaccord.core.state import State
 from fedaccord.runtime.carrying import Written, message, packed_with_arrays, parts_of, unpacked, unpacked_error
 from fedaccord.runtime.client import Clients
+from fedaccord.runtime.padding import PerExample
 from fedaccord.runtime.shared import ALIGNED, Forms, Memory
 
 IS_WORKER = "FEDACCORD_WORKER"  # set in the environment of workers
@@ -64,7 +66,7 @@ class Load(NamedTuple):
 
     search_path: list[str]
     settings: Settings
-    clients: bytes
+    clients: bytes  # (clients, the loss of each example)
 
 
 class Told(NamedTuple):
@@ -76,20 +78,27 @@ class Told(NamedTuple):
     sent: Written  # (sent, buffers), in the round's memory
 
 
+class Tasks(NamedTuple):
+    """Clients to train side by side, in a worker's memory."""
+
+    client: torch.Tensor  # [C]
+    has_state: torch.Tensor  # [C]
+    states: State  # [S, ...], of the S clients that have one; () where nobody has
+
+
 class Order(NamedTuple):
     """Clients to train next."""
 
     forms: bytes | None  # that the worker does not know
     told: Told | None  # before a worker's first order of a round
     memory: int  # which one of the worker's
-    tasks: list[tuple[int, int, Written | None]]  # (position in the cohort, client, its state)
+    tasks: list[tuple[int, Written | None]] | Written  # (client, its state), one after another; or where the `Tasks` are
     free: int  # where answers begin in this memory
 
 
 class Trained(NamedTuple):
     """One client's answer, or what it raised."""
 
-    position: int
     problem: bytes | None = None
     report: ClientReport | None = None
     error: bytes | None = None  # of the upload
@@ -101,16 +110,25 @@ class Answers(NamedTuple):
     """What a worker made of an order."""
 
     forms: bytes | None  # that we do not know
-    trained: list[Trained]
+    trained: list[Trained]  # of each client, in the order in which they were given
+    columns: list[Written]  # instead, of clients that trained side by side: `Columns`
     end: int  # of what it wrote
     seconds: float
 
 
-class Loaded:
-    """Clients, ready for any worker."""
+class Given(NamedTuple):
+    """An order that a worker has not answered."""
 
-    def __init__(self, clients: Clients) -> None:
-        self.data, self.arrays = packed_with_arrays(clients, "the task (its model, its loss or its data)")
+    memory: int
+    positions: list[int]  # in the cohort
+    clients: list[int]
+
+
+class Loaded:
+    """Clients, ready for any worker, and the loss of each example where batches may be padded."""
+
+    def __init__(self, clients: Clients, per_example: PerExample | None = None) -> None:
+        self.data, self.arrays = packed_with_arrays((clients, per_example), "the task (its model, its loss or its data)")
         self.round = Memory()  # what the server sends
 
 
@@ -139,7 +157,7 @@ class Worker:
         self.round: object = None  # the last one that it was told of
         self.num_forms = 0  # of ours that it knows
         self.loads = 0  # how often it has been given clients and has not said that it has them
-        self.orders: deque[tuple[int, list[int]]] = deque()  # that it has not answered: (which memory, clients)
+        self.orders: deque[Given] = deque()
 
     @property
     def has_room(self) -> bool:
@@ -149,7 +167,7 @@ class Worker:
     @property
     def free_memory(self) -> int:
         """A memory that none of its orders uses."""
-        used = {number for number, _ in self.orders}
+        used = {given.memory for given in self.orders}
         return next(number for number in range(DEPTH) if number not in used)
 
     def load(self, loaded: Loaded) -> None:
@@ -159,11 +177,11 @@ class Worker:
         self._send(Load(search_path(), Settings.here(), loaded.data))
         socket.send_fds(self.socket, [b"m"], [loaded.arrays.file, loaded.round.file])
 
-    def order(self, order: Order) -> None:
+    def order(self, order: Order, positions: list[int], clients: list[int]) -> None:
         """Give it clients to train, the states that it needs being in its memory already."""
-        self.orders.append((order.memory, [client for _, client, _ in order.tasks]))
+        self.orders.append(Given(order.memory, positions, clients))
         if len(self.orders) == 1:
-            client_at(self.memories[order.memory])[0] = self.orders[0][1][0]
+            client_at(self.memories[order.memory])[0] = clients[0] if isinstance(order.tasks, list) else NOBODY
         self._send(order)
 
     def _send(self, order: Load | Order) -> None:
@@ -172,8 +190,8 @@ class Worker:
         except OSError as problem:
             raise self.died() from problem
 
-    def receive(self) -> tuple[Answers, Memory] | None:
-        """Its answers and where they lie, None where it just says that it is ready; E207, E702 or its own where it could not."""
+    def receive(self) -> tuple[Answers, Given] | None:
+        """Its answers and what it had been given, None where it just says that it is ready; E207, E702 or its own where it could not."""
         try:
             answers, problem = parts_of(self.connection.recv_bytes())
         except (OSError, EOFError) as gone:
@@ -183,10 +201,9 @@ class Worker:
         if answers is None:
             self.loads -= 1
             return None
-        memory, _ = self.orders.popleft()
         if answers.forms is not None:
             self.forms.learn(unpacked(answers.forms))
-        return answers, self.memories[memory]
+        return answers, self.orders.popleft()
 
     def died(self) -> WorkerDied:
         """The error that says what died, and with whom."""
@@ -197,10 +214,12 @@ class Worker:
             code = self.process.wait()
         doing = "before it was ready; its last words are on stderr"
         if self.orders:
-            at = int(client_at(self.memories[self.orders[0][0]])[0])
-            others = [str(client) for _, clients in self.orders for client in clients if client != at]
-            shown = ", ".join(others[:10]) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
-            doing = f"while it trained client {at}" + (f"; it also had clients {shown}" if others else "")
+            at = int(client_at(self.memories[self.orders[0].memory])[0])
+            if at == NOBODY:
+                doing = f"while it trained side by side clients {_shown(self.orders[0].clients)}"
+            else:
+                others = [client for given in self.orders for client in given.clients if client != at]
+                doing = f"while it trained client {at}" + (f"; it also had clients {_shown(others)}" if others else "")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         remedy = "Resume the run. SIGKILL often means too little memory: use fewer workers"
         return WorkerDied("E702", f"a worker process died ({how}) {doing}", "runtime", remedy)
@@ -214,12 +233,17 @@ class Worker:
 
 
 FIRST = ALIGNED  # bytes; before them a worker's memory says which client it is at
+NOBODY = -1  # in particular: it trains clients side by side
 
 
 def client_at(memory: Memory) -> npt.NDArray[np.int64]:
     """Which client the worker is at, [1], to read and to write."""
     memory.reach(FIRST)
     return memory.flat(torch.int64, 0, 1).numpy()
+
+
+def _shown(clients: list[int]) -> str:
+    return ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
 
 
 def search_path() -> list[str]:

@@ -18,8 +18,8 @@ class RuntimeOptions:
     """Where clients run and what they keep lies. What is `auto` or left out is chosen from model, data and a short calibration."""
 
     name: RuntimeName = "auto"
-    workers: PositiveCount | None = None  # processes of the pool; left out: one a core
-    block: PositiveCount | None = None  # clients that are vectorised together; left out: as many as fit
+    workers: PositiveCount | None = None  # processes; left out: of the pool one a core; of the vectorised runtime this one, or one a core
+    block: PositiveCount | None = None  # clients that are vectorised together; left out: as many as fit, and a block for each worker
     step: StepKind = "auto"  # captured: gradients by recorded steps, to the same bits
     device: str = "cpu"  # where models and data lie: "cpu", or an accelerator as torch names it ("cuda", "cuda:1")
     memory_format: MemoryFormat = "auto"  # of pictures inside the model; which is faster depends on the model

@@ -1,4 +1,4 @@
-"""A process that trains clients for a `Pool`. It ends when nobody is at the other end of its socket any more."""
+"""A process that trains clients for whoever hired it. It ends when nobody is at the other end of its socket any more."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,10 +19,13 @@ import torch
 
 from fedaccord.core.errors import ConfigError
 from fedaccord.runtime.allocator import keep_freed_blocks
-from fedaccord.runtime.carrying import message, packed, packed_error, parts_of, read_tree, unpacked, write_tree
+from fedaccord.runtime.carrying import Written, message, packed, packed_error, parts_of, read_tree, unpacked, write_tree
 from fedaccord.runtime.client import Answer, Clients, Request
-from fedaccord.runtime.crew import DEPTH, Answers, Load, Order, Told, Trained, client_at
+from fedaccord.runtime.columns import rows_of
+from fedaccord.runtime.crew import DEPTH, NOBODY, Answers, Load, Order, Tasks, Told, Trained, client_at
 from fedaccord.runtime.shared import Forms, Memory
+from fedaccord.runtime.side_by_side import SideBySide
+from fedaccord.runtime.states import ClientState
 
 
 class Trainer:
@@ -36,32 +40,62 @@ class Trainer:
         sys.path[:] = order.search_path
         order.settings.apply()
         try:
-            self._clients: Clients = unpacked(order.clients, arrays)
+            clients, per_example = unpacked(order.clients, arrays)
         except Exception as problem:
             what = f"a worker process cannot take up the task: {type(problem).__name__}: {problem}"
             raise ConfigError("E207", what, "runtime", "Import what the task needs by its own name from the search path") from problem
-        self._round_memory = round_memory
+        self._clients: Clients = clients
+        self._side_by_side, self._round_memory = SideBySide(clients, per_example), round_memory
 
     def train(self, order: Order) -> Answers:
-        """The clients of an order, one after another."""
+        """The clients of an order, one after another, or side by side if that can be done."""
         if order.forms is not None:
             self._read.learn(unpacked(order.forms))
         if order.told is not None:
             self._request = self._told(order.told)
-        trained, free, memory = [], order.free, self._memories[order.memory]
-        at = client_at(memory)
-        started = time.perf_counter()
-        for position, client, state in order.tasks:
-            at[0] = client
-            try:
-                found = None if state is None else read_tree(self._read, memory, state, copy=False)
-                line, free = self._line(position, self._clients.train(self._request, client, found), memory, free)
-            except BaseException as problem:  # as if it had been raised where the others are
-                line = Trained(position, problem=packed_error(problem))
-            trained.append(line)
+        started, memory = time.perf_counter(), self._memories[order.memory]
+        if isinstance(order.tasks, list):
+            found = ((client, None if at is None else read_tree(self._read, memory, at, copy=False)) for client, at in order.tasks)
+            columns = list[Written]()
+            trained, end = self._one_by_one(found, memory, order.free)
+        else:
+            columns, trained, end = self._together(*self._tasks(memory, order.tasks), memory, order.free)
         new = self._written.after(self._num_told)
         self._num_told += len(new)
-        return Answers(packed(new, "a method") if new else None, trained, free, time.perf_counter() - started)
+        return Answers(packed(new, "a method") if new else None, trained, columns, end, time.perf_counter() - started)
+
+    def _tasks(self, memory: Memory, written: Written) -> tuple[list[int], list[ClientState | None]]:
+        """(clients, the state of each)."""
+        tasks: Tasks = read_tree(self._read, memory, written, copy=False)
+        has_state = tasks.has_state.tolist()
+        states = iter(rows_of(tasks.states, sum(has_state)))
+        return tasks.client.tolist(), [next(states) if has_one else None for has_one in has_state]
+
+    def _together(
+        self, clients: list[int], states: list[ClientState | None], memory: Memory, free: int
+    ) -> tuple[list[Written], list[Trained], int]:
+        """(where the columns of their answers are, or the answers of each, the end of what was written)."""
+        client_at(memory)[0] = NOBODY
+        columns = self._side_by_side.columns(self._request, clients, states)
+        if columns is None:
+            return [], *self._one_by_one(zip(clients, states, strict=True), memory, free)
+        written = []
+        for each in columns:
+            place, free = write_tree(self._written, memory, free, each)
+            written.append(place)
+        return written, [], free
+
+    def _one_by_one(self, tasks: Iterable[tuple[int, ClientState | None]], memory: Memory, free: int) -> tuple[list[Trained], int]:
+        """(the answers of each, the end of what was written)."""
+        trained, at = [], client_at(memory)
+        for client, state in tasks:
+            at[0] = client
+            try:
+                line, free = self._line(self._clients.train(self._request, client, state), memory, free)
+            except BaseException as problem:  # as if it had been raised where the others are
+                line = Trained(problem=packed_error(problem))
+            trained.append(line)
+        return trained, free
 
     def _told(self, told: Told) -> Request:
         if told.method is not None:
@@ -70,13 +104,13 @@ class Trainer:
         sent, buffers = read_tree(self._read, self._round_memory, told.sent, copy=False)
         return Request(algorithm, sent, buffers, plan, told.round, told.lr)
 
-    def _line(self, position: int, answer: Answer, memory: Memory, free: int) -> tuple[Trained, int]:
+    def _line(self, answer: Answer, memory: Memory, free: int) -> tuple[Trained, int]:
         upload, kept = answer.upload, None
         sent, free = write_tree(self._written, memory, free, (upload.upload, upload.buffers))
         if answer.kept is not None:
             kept, free = write_tree(self._written, memory, free, answer.kept)
         error = None if upload.error is None else packed_error(upload.error)
-        return Trained(position, None, upload.report, error, sent, kept), free
+        return Trained(None, upload.report, error, sent, kept), free
 
 
 def serve(number: int) -> None:

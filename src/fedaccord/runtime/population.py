@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.local import LocalPlan
-from fedaccord.core.rng import stream
+from fedaccord.core.rng import stream, streams
 from fedaccord.partition import Shards
 
 
@@ -36,6 +36,11 @@ class Population:
     def batch_rows(self, client: int, round: int, plan: LocalPlan) -> list[np.ndarray]:
         """The rows of each mini-batch, from the stream (seed, "batches", round, client)."""
         return plan.batches(self.train[client], stream(self.seed, "batches", round, client))
+
+    def batch_rows_of_all(self, clients: Sequence[int], round: int, plans: Sequence[LocalPlan]) -> list[list[np.ndarray]]:
+        """The same of many clients, each with its plan."""
+        drawn = streams(self.seed, "batches", round, last=clients)
+        return [plan.batches(self.train[client], rng) for client, plan, rng in zip(clients, plans, drawn, strict=True)]
 
     def examples(self, shards: Shards, client: int) -> tuple[Tensor, Tensor] | None:
         """All rows of one of the client's shards; None where it is empty."""

@@ -1,47 +1,30 @@
-"""Many clients at once: blocks of a cohort side by side, under torch.func.vmap."""
+"""Many clients at once: blocks of a cohort side by side, under torch.func.vmap, in this process or one block a worker process."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
 
-from fedaccord.core.local import LocalPlan
-from fedaccord.core.state import map_state
-from fedaccord.core.vector import FlatModel
-from fedaccord.runtime.block import Block, NeedsDirection
-from fedaccord.runtime.client import Answer, Assignment, Clients, Request
+from fedaccord.core.state import map_state, tensors_of
+from fedaccord.runtime.balance import Blocks
+from fedaccord.runtime.client import Answer, Clients, Request
+from fedaccord.runtime.columns import answers_of
+from fedaccord.runtime.crew import Crew
+from fedaccord.runtime.dispatch import Dispatch
 from fedaccord.runtime.evaluation import Metric
 from fedaccord.runtime.padding import PerExample
+from fedaccord.runtime.side_by_side import SideBySide, block_size, blocks_of
 from fedaccord.runtime.simulated import Simulated
 from fedaccord.runtime.states import ClientStates
 
-BLOCK_BYTES = 1 << 28  # of weights side by side, with the copies that a step makes
-COPIES = 8  # of a client's weights: gradient, direction, perturbed point, method's state
-RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-
-
-def why_not(model: FlatModel, plan: LocalPlan) -> str | None:
-    """What keeps this model, trained by this plan, from running for many clients at once; None for nothing."""
-    if model.initial_buffers:
-        return f"the model has buffers that move ({next(iter(model.initial_buffers))!r}); GroupNorm has none"
-    random = [name for name, part in model.module.named_modules() if isinstance(part, RANDOM_LAYERS) and getattr(part, "p", 1) > 0]
-    if random:
-        return f"the layer {random[0]!r} draws random numbers, one client after another"
-    if plan.precision != "float32":
-        return f"local.precision is {plan.precision!r}"
-    return "local.micro_batch splits the batches" if plan.micro_batch is not None else None
-
-
-def block_size(w: Tensor) -> int:
-    """How many clients with models like w [d] are trained side by side, unless somebody says."""
-    return max(1, BLOCK_BYTES // (COPIES * w.nbytes))
-
 
 class Vectorized(Simulated):
-    """per_example: the task's loss of each example, where batches may be padded; block: how many clients at once (None: what fits)."""
+    """per_example: the task's loss of each example, where batches may be padded; block: how many clients at once (None: what fits).
+
+    workers: processes that train blocks; 1: this one. crew: workers that several runtimes use, one after another. The bits follow from
+    the blocks, and those from the cohort and `block` alone. Raises what a `Dispatch` does.
+    """
 
     def __init__(
         self,
@@ -50,37 +33,44 @@ class Vectorized(Simulated):
         states: ClientStates,
         per_example: PerExample | None = None,
         block: int | None = None,
+        workers: int = 1,
+        crew: Crew | None = None,
     ) -> None:
         super().__init__(clients, metrics, states)
-        self._per_example, self._size = per_example, block
-        self._draws_directions = False
+        self._size, self._side_by_side = block, SideBySide(clients, per_example)
+        crew = Crew(workers) if crew is None and workers > 1 else crew
+        self._dispatch = None if crew is None else Dispatch(clients, states, crew, per_example)
+
+    def close(self) -> None:
+        """End the workers now, and not when nobody holds the runtime any more."""
+        if self._dispatch is not None:
+            self._dispatch.crew.close()
 
     def _answers(self, request: Request, clients: Sequence[int]) -> Iterable[Answer]:
-        own = self._clients
         self._states.expect(clients)
-        assigned = [own.assignment(request, client, self._states.load(client)) for client in clients]
-        yield from (own.without_data(request, each.client) for each in assigned if not each.num_examples)
-        working = sorted((each for each in assigned if each.num_examples), key=lambda each: (-each.num_steps, each.client))
-        size = self._size or block_size(request.sent.w)
-        for start in range(0, len(working), size):
-            yield from self._block(request, working[start : start + size])
+        work = self._clients.expected_work(request.plan, clients)
+        answers = [self._clients.without_data(request, client) for client, (_, size) in zip(clients, work, strict=True) if not size]
+        working = [(client, each) for client, each in zip(clients, work, strict=True) if each[1]]
+        cohort = [client for client, _ in working]
+        blocks = blocks_of([steps for _, (steps, _) in working], cohort, self._size or block_size(request.sent.w))
+        if self._dispatch is not None:
+            return answers + self._dispatch.answers(request, cohort, Blocks(blocks, self._dispatch.crew.size))
+        return answers + [answer for block in blocks for answer in self._block(request, [cohort[position] for position in block])]
 
-    def _block(self, request: Request, assigned: list[Assignment]) -> Iterator[Answer]:
-        started = time.perf_counter()
-        per_example = self._per_example if request.algorithm.objective_is_loss else None
-        try:
-            trained = Block(request, self._clients, per_example, self._draws_directions).trained(assigned)
-        except NeedsDirection:
-            self._draws_directions = True
-            yield from self._block(request, assigned)
-            return
-        except Exception:  # one client fails, or user code looks at values: each alone says what is wrong
-            yield from (self._clients.train(request, each.client, self._states.load(each.client)) for each in assigned)
-            return
-        seconds = (time.perf_counter() - started) / len(assigned)
-        yield from (self._clients.answer(request, each, trained[each.client], seconds) for each in assigned)
+    def _block(self, request: Request, clients: list[int]) -> Iterator[Answer]:
+        states = [self._states.load(client) for client in clients]
+        columns = self._side_by_side.columns(request, clients, states)
+        if columns is None:
+            for client, state in zip(clients, states, strict=True):
+                yield self._clients.train(request, client, state)
+        else:
+            for each in columns:
+                yield from answers_of(each, request.round)
 
     def settle(self, accepted: Collection[int]) -> None:
         """Each row becomes a tensor of its own, or one client's state would keep its whole block in memory."""
-        self._pending = {client: map_state(torch.clone, state) for client, state in self._pending.items() if client in accepted}
+        kept = [(client, state) for client, state in self._pending.items() if client in accepted]
+        if kept and tensors_of(kept[0][1]):  # else there is nothing to copy
+            kept = [(client, map_state(torch.clone, state)) for client, state in kept]
+        self._pending = dict(kept)
         super().settle(accepted)
