@@ -69,7 +69,7 @@ order = [list(range(start, min(start + 10, clients))) for start in range(0, clie
 with tempfile.TemporaryDirectory() as folder:
     run = fa.run(task, fa.FedSMOO(), partition=fa.IID(clients=clients), cohort=order, rounds=len(order), client_test=0.0,
                  local=fa.LocalPlan(lr=0.01, epochs=1, batch_size=2), evaluate_every=10**6, keep_weights=False,
-                 runtime=fa.RuntimeOptions("sequential", state="memory_mapped"),
+                 runtime=fa.RuntimeOptions("sequential", state="disk"),
                  folder=pathlib.Path(folder) / "run")
     assert run.rounds.accepted.map(len).sum() == clients
 print(memory.peak_megabytes() / 1000)

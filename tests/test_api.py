@@ -111,7 +111,7 @@ def test_a_cohort_is_a_number_a_share_a_script_or_a_sampler(task: fa.Task, cohor
         ({"client_test": 1.5}, "E203", "client_test"),
         ({"local_parts": "mean"}, "E20", "local_parts"),
         ({"state": "disk"}, "E20", "state"),
-        ({"state": "memory_mapped"}, "E208", "folder"),
+        ({"state": "disk"}, "E208", "folder"),
         ({"local": fa.LocalPlan(lr=-1.0)}, "E203", "lr"),
         ({"partition": "iid"}, "E202", "partition"),
         ({"policy": fa.Equal}, "E202", "policy"),

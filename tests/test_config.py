@@ -217,7 +217,7 @@ SECTIONS = [
     {"run": {"cohort": {"name": "scripted", "cohorts": [[0, 1], []]}}},
     {"run": {"cohort": {"name": "stability_aware", "size": 3, "floor": 0.1}}},
     {"devices": {"weak_share": 0.3, "gradients_per_second": 50.0, "deadline": 2.0}},
-    {"runtime": {"state": "memory_mapped", "debug": True}},
+    {"runtime": {"state": "disk", "debug": True}},
 ]
 
 
@@ -255,7 +255,7 @@ def test_every_choice_that_exists_is_read_back(read: Read) -> None:
         (Experiment(run=RunOptions(rounds=0)), "E203", "run.rounds"),
         (Experiment(run=RunOptions(rounds=True)), "E202", "run.rounds"),
         (Experiment(run=RunOptions(cohort=fa.Uniform(0))), "E203", "run.cohort.size"),
-        (Experiment(runtime=RuntimeOptions(state="disk")), "E205", "memory"),  # type: ignore[arg-type]
+        (Experiment(runtime=RuntimeOptions(state="tape")), "E205", "memory"),  # type: ignore[arg-type]
     ],
 )
 def test_objects_are_held_to_the_rules_of_a_file(experiment: Experiment, code: str, words: str) -> None:

@@ -18,7 +18,7 @@ import fedaccord as fa
 from fedaccord.core.gradient import cosine
 from fedaccord.core.vector import FlatModel
 from fedaccord.runs import RunFolder
-from fedaccord.runtime.states import MemoryMapped
+from fedaccord.runtime.states import OnDisk
 
 LOCAL = fa.LocalPlan(lr=0.1, epochs=1, batch_size=8)
 
@@ -141,14 +141,14 @@ def test_a_resume_with_the_same_goes_on(resumable: Any) -> None:
 
 
 def test_client_files_without_their_checkpoint_are_refused(tmp_path: Path) -> None:
-    states = MemoryMapped(torch.zeros(3), tmp_path / "clients")
+    states = OnDisk(torch.zeros(3), tmp_path / "clients")
     states.settle({1: torch.ones(3)})
     checkpoint = tmp_path / "000001"
     checkpoint.mkdir()
     states.save(checkpoint)
     states.committed(checkpoint)
     with pytest.raises(fa.StorageError, match="E322 the client files hold round 000001"):
-        MemoryMapped(torch.zeros(3), tmp_path / "clients").restore(None)
+        OnDisk(torch.zeros(3), tmp_path / "clients").restore(None)
 
 
 FULL_DISK = """
@@ -184,7 +184,7 @@ def full_disk(*arguments: object) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("state", ["memory", "memory_mapped"])
+@pytest.mark.parametrize("state", ["memory", "disk"])
 def test_a_full_disk_while_client_state_is_written_gives_its_code_and_loses_nothing(state: str, tmp_path: Path) -> None:
     """The rows of twelve clients fit, so that it is full in the second round; then there is room again."""
     said = full_disk(tmp_path / "run", state, 12 * 24_008)
@@ -192,13 +192,13 @@ def test_a_full_disk_while_client_state_is_written_gives_its_code_and_loses_noth
     assert len(RunFolder(tmp_path / "run").records()[0]) == 4
 
 
-def test_a_disk_without_space_under_memory_mapped_state_gives_its_code(tmp_path: Path) -> None:
+def test_a_disk_without_space_under_state_on_disk_gives_its_code(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
-        full_disk(disk / "run", "memory_mapped", -1)
+        full_disk(disk / "run", "disk", -1)
     finally:
         subprocess.run(["umount", disk], check=True)
 

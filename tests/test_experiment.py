@@ -92,7 +92,7 @@ def test_stopping_early_needs_a_global_model_to_measure() -> None:
         fa.run(task(validation=(x, y)), fa.FedBN(), stop_at=0.9, **OPTIONS)
 
 
-@pytest.mark.parametrize("state", ["memory", "memory_mapped"])
+@pytest.mark.parametrize("state", ["memory", "disk"])
 def test_own_parameters_and_their_moments_survive_a_resume_to_the_bit(tmp_path: Path, state: str) -> None:
     plan = fa.LocalPlan(lr=0.01, epochs=1, batch_size=8, optimizer=fa.Adam(), keep_moments=True, weight_decay=0.01)
     options: dict[str, Any] = OPTIONS | {"rounds": 5, "local": plan, "state": state, "checkpoint_every": 2}

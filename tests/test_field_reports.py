@@ -303,7 +303,7 @@ def test_a_residual_networks_state_dict_comes_back_with_its_shapes_and_dtypes(re
     assert counters and all(t.shape == () and t == 4 for t in counters)
 
 
-@pytest.mark.parametrize(("method", "kept", "state"), [("FedSMOO", 2, "memory_mapped"), ("FedAvg", 0, "memory")])
+@pytest.mark.parametrize(("method", "kept", "state"), [("FedSMOO", 2, "disk"), ("FedAvg", 0, "memory")])
 def test_memory_does_not_fill_as_more_clients_have_ever_joined(method: str, kept: int, state: str, tmp_path: Path) -> None:
     """Row 25: after 500 clients it is what it was after 100. Duals of 400 clients would be 400 MB; models of clients are never kept."""
     command = [sys.executable, str(Path(__file__).with_name("ever_joined.py")), method, str(tmp_path / "run")]

@@ -26,7 +26,7 @@ from fedaccord.runs import KEPT_CHECKPOINTS
 
 SCRIPT = Path(__file__).with_name("killed_run.py")
 ROUNDS, CHECKPOINT_EVERY = 30, 3
-STORES = ("memory", "memory_mapped")
+STORES = ("memory", "disk")
 
 
 class Runs:

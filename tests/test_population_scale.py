@@ -71,9 +71,9 @@ def test_a_round_allocates_for_its_cohort_whoever_is_registered(task: fa.Task, m
     assert many < few + 200_000, "2 bytes a registered client"
 
 
-def test_memory_mapped_state_costs_for_those_that_came(task: fa.Task, tmp_path: Path) -> None:
-    few = allocated(experiment(1000, fa.FedDyn(), state="memory_mapped"), task, tmp_path / "few")
-    assert allocated(experiment(MANY, fa.FedDyn(), state="memory_mapped"), task, tmp_path / "many") < few + 200_000
+def test_state_on_disk_costs_for_those_that_came(task: fa.Task, tmp_path: Path) -> None:
+    few = allocated(experiment(1000, fa.FedDyn(), state="disk"), task, tmp_path / "few")
+    assert allocated(experiment(MANY, fa.FedDyn(), state="disk"), task, tmp_path / "many") < few + 200_000
     (rows,) = (tmp_path / "many" / "clients").iterdir()
     assert rows.stat().st_size == 4 * COHORT * 40, "four rounds"
 

@@ -60,7 +60,7 @@ def timeless(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize("state", ["memory", "memory_mapped"])
+@pytest.mark.parametrize("state", ["memory", "disk"])
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(name: str, state: Any, task: fa.Task, tmp_path: Path) -> None:
     """Killed in round 5 with checkpoints every 2 rounds: models of all rounds, records and the rest are those of the run in one piece."""
@@ -113,7 +113,7 @@ def test_what_changed_since_the_run_began_is_named(task: fa.Task, tmp_path: Path
         fa.run(other, fa.FedAvg(), folder=tmp_path / "run", resume=True, **OPTIONS)
 
 
-@pytest.mark.parametrize("state", ["memory", "memory_mapped"])
+@pytest.mark.parametrize("state", ["memory", "disk"])
 def test_a_folder_that_holds_a_run_is_not_overwritten(state: Any, task: fa.Task, tmp_path: Path) -> None:
     before = fa.run(task, fa.Scaffold(), folder=tmp_path / "run", state=state, **OPTIONS).weights()
     with pytest.raises(ConfigError, match="E211"):

@@ -95,7 +95,7 @@ def run(
     measures: how flat the final model lies (`Measures()`), into `Run.record.measures`, the folder's measures.json and the report.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
     runtime: "sequential", "vectorized", "pool", or "auto" (measured once on this machine), or `RuntimeOptions` with more detail.
-    state: of clients: "memory", "memory_mapped" (in the folder), or "auto" (what fits).
+    state: of clients: "memory", "disk" (in the folder), or "auto" (what fits).
     debug: stop at the first NaN, naming client, round and step.
 
     Raises ConfigError (2xx), DataError and PartitionError (3xx); a client's bad upload is never an error, it is in `Run.rounds`.

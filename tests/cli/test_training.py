@@ -149,7 +149,7 @@ def test_a_fault_of_ours_is_e701_and_exit_70(call: Call, monkeypatch: pytest.Mon
 
 
 def test_a_dry_run_checks_everything_and_writes_nothing(call: Call, project: Path) -> None:
-    dry = call("run", "experiment.toml", "--dry-run", "-s", "runtime.state=memory_mapped", "-s", "algorithm.rho=[0.1,0.2]", "--seeds", "2")
+    dry = call("run", "experiment.toml", "--dry-run", "-s", "runtime.state=disk", "-s", "algorithm.rho=[0.1,0.2]", "--seeds", "2")
     assert dry.code == 0, dry.err
     assert "4 runs would be made" in dry.out and "rho = 0.1 # command line" in dry.out
     assert not (project / "runs").exists()
@@ -269,8 +269,8 @@ def test_state_that_would_not_fit_in_memory_is_e307_before_training(call: Call, 
     monkeypatch.setattr("fedaccord.tasks.memory.available_memory", lambda: 500)
     failed = call("run", "experiment.toml", "-s", "runtime.state=memory")
     assert failed.code == 3
-    assert "E307 the state of 6 clients needs" in failed.err and "memory_mapped" in failed.err
-    assert call("run", "experiment.toml", "-s", "runtime.state=memory_mapped").code == 0
+    assert "E307 the state of 6 clients needs" in failed.err and "disk" in failed.err
+    assert call("run", "experiment.toml", "-s", "runtime.state=disk").code == 0
 
 
 @pytest.mark.usefixtures("quick_report")

@@ -147,7 +147,7 @@ class Scripted:
     def evaluate(self, w: Any, buffers: Any, clients: Any) -> list[Any]:
         return []
 
-    save = committed = restore = settle
+    expect = save = committed = restore = settle
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_messages_and_client_state_have_their_size_and_a_limit() -> None:
     assert "400.0 MB for 100 clients" in found["client_state"].what and found["client_state"].severity == "note"
     large = _named(replace(facts, num_parameters=70_000_000))
     assert large["message_size"].severity == large["client_state"].severity == "warning"
-    assert "memory-mapped" in large["client_state"].remedy
+    assert "on disk" in large["client_state"].remedy
     assert "client_state" not in _named(replace(facts, algorithm=Traits()))
 
 

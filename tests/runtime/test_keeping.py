@@ -41,7 +41,7 @@ def test_what_would_fill_a_third_of_the_memory_lies_on_disk_to_the_same_bits(
         assert state_of(roomy) == "memory" and "client state" not in caplog.text
         available(monkeypatch, 3 * CLIENTS * EACH - 1)
         tight = run(digits, fa.FedSMOO(), folder=tmp_path / "tight")
-    assert state_of(tight) == "memory_mapped" and tight.record.sources["runtime.state"] == "chosen"
+    assert state_of(tight) == "disk" and tight.record.sources["runtime.state"] == "chosen"
     assert "client state lies in the run's folder: 8 clients may come to keep 3.87e-05 GiB" in caplog.text
     assert (tmp_path / "tight" / "clients" / "rows.bin").stat().st_size >= EACH and not (tmp_path / "roomy" / "clients").exists()
     assert torch.equal(roomy.weights(), tight.weights())
@@ -52,7 +52,7 @@ def test_a_resume_follows_the_record_whatever_there_is_room_for(digits: fa.Task,
     tight = run(digits, fa.FedSMOO(), folder=tmp_path / "run")
     monkeypatch.undo()
     resumed = run(digits, fa.FedSMOO(), folder=tmp_path / "run", resume=True)
-    assert state_of(resumed) == "memory_mapped" and torch.equal(resumed.weights(), tight.weights())
+    assert state_of(resumed) == "disk" and torch.equal(resumed.weights(), tight.weights())
 
 
 def test_without_a_folder_memory_is_all_there_is(digits: fa.Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +64,11 @@ def test_without_a_folder_memory_is_all_there_is(digits: fa.Task, monkeypatch: p
 
 
 def test_what_is_asked_for_is_done(digits: fa.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert state_of(run(digits, fa.FedSMOO(), state="memory_mapped", folder=tmp_path / "disk")) == "memory_mapped"
+    assert state_of(run(digits, fa.FedSMOO(), state="disk", folder=tmp_path / "disk")) == "disk"
     available(monkeypatch, CLIENTS * EACH)
     assert state_of(run(digits, fa.FedSMOO(), state="memory", folder=tmp_path / "memory")) == "memory"
     available(monkeypatch, CLIENTS * EACH - 1)
-    with pytest.raises(fa.DataError, match=r"E307 .*memory_mapped"):
+    with pytest.raises(fa.DataError, match=r"E307 .*disk"):
         run(digits, fa.FedSMOO(), state="memory", folder=tmp_path / "refused")
 
 

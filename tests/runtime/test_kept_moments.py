@@ -35,7 +35,7 @@ def test_momentum_is_reset_or_kept_by_hand() -> None:
     assert end(True) == pytest.approx([0.9, 0.75, 0.575])
 
 
-@pytest.mark.parametrize("state", ["memory", "memory_mapped"])
+@pytest.mark.parametrize("state", ["memory", "disk"])
 @pytest.mark.parametrize("optimizer", [fa.Sgd(momentum=0.9), fa.Adam(), fa.Sgd()], ids=repr)
 def test_kept_moments_survive_a_resume_to_the_bit(tmp_path: Path, state: str, optimizer: Any) -> None:
     plan = fa.LocalPlan(lr=0.01, epochs=1, optimizer=optimizer, keep_moments=True)

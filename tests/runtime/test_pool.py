@@ -79,7 +79,7 @@ def test_the_bits_are_those_of_one_client_after_another(crew: Crew, name: str) -
     "options", [{"optimizer": fa.Adam(), "keep_moments": True}, {"precision": "float16"}, {"batch_size": "full"}], ids=str
 )
 def test_other_plans_give_the_same_bits(crew: Crew, options: dict[str, Any], tmp_path: Path) -> None:
-    runtime = RuntimeOptions(state="memory_mapped")
+    runtime = RuntimeOptions(state="disk")
     traces = [
         traced(made if at == "here" else pooled(made, crew))
         for at in ("here", "there")

@@ -75,9 +75,9 @@ def test_a_report_says_what_the_client_did() -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 @pytest.mark.parametrize("buffers", ["none", "buffers"])
-def test_state_in_memory_and_memory_mapped_give_the_same_bits(name: str, buffers: Any, tmp_path: Path) -> None:
+def test_state_in_memory_and_on_disk_give_the_same_bits(name: str, buffers: Any, tmp_path: Path) -> None:
     ends = []
-    for state in ("memory", "memory_mapped"):
+    for state in ("memory", "disk"):
         made = prepared(
             REGISTRY[name](),
             folder=tmp_path,

@@ -1,4 +1,4 @@
-"""states.py: client state in memory and memory-mapped, and a crash at each moment of a checkpoint."""
+"""states.py: client state in memory and on disk, and a crash at each moment of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedaccord.core.errors import StorageError
 from fedaccord.core.state import map_state, num_bytes, tensors_of, to_arrays
 from fedaccord.runtime import states as states_module
-from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
+from fedaccord.runtime.states import ClientState, ClientStates, InMemory, OnDisk
 
 
 class Kept(NamedTuple):
@@ -32,7 +32,7 @@ def state(value: float) -> ClientState:
 
 LIKE = state(0.0)
 Make = Callable[[Path], ClientStates]
-KINDS: dict[str, Make] = {"memory": lambda folder: InMemory(LIKE), "memory_mapped": lambda folder: MemoryMapped(LIKE, folder)}
+KINDS: dict[str, Make] = {"memory": lambda folder: InMemory(LIKE), "disk": lambda folder: OnDisk(LIKE, folder)}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -93,7 +93,7 @@ CRASHES = ["some rows are written", "all rows are settled", "the checkpoint is w
 @pytest.mark.parametrize("moment", CRASHES)
 def test_a_crash_at_any_moment_leaves_one_round(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Round 1 is saved whole. The process dies around the saving of round 2. What is restored is all of round 1 or all of round 2."""
-    states = MemoryMapped(LIKE, tmp_path / "clients")
+    states = OnDisk(LIKE, tmp_path / "clients")
     states.settle({0: state(1.0), 1: state(1.0)})
     first, second, came = checkpoint(states, tmp_path / "000001"), tmp_path / "000002", CRASHES.index(moment)
     if came == 0:
@@ -110,13 +110,13 @@ def test_a_crash_at_any_moment_leaves_one_round(tmp_path: Path, moment: str, mon
     if came >= 5:
         states.settle({0: state(3.0), 1: state(3.0), 2: state(3.0)})
     expected = 1.0 if came < 3 else 2.0
-    again = MemoryMapped(LIKE, tmp_path / "clients")
+    again = OnDisk(LIKE, tmp_path / "clients")
     again.restore(first if came < 3 else second)
     for _ in range(2):
         assert same(again.load(0), state(expected)) and same(again.load(1), state(expected))
         assert (again.load(2) is None) == (expected == 1.0)
         again.settle({0: state(4.0), 1: state(4.0), 2: state(4.0)})  # and a second crash, before the next checkpoint
-        again = MemoryMapped(LIKE, tmp_path / "clients")
+        again = OnDisk(LIKE, tmp_path / "clients")
         again.restore(first if came < 3 else second)
 
 
@@ -139,7 +139,7 @@ def fails_at(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], 
 def test_whatever_happens_in_whatever_order_each_checkpoint_stands(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 random steps (rounds, checkpoints, crashes, full disks) beside a dictionary; and the file stays within its bound."""
     draws, population, cohort = random.Random(seed), 12, 4
-    states, valid = MemoryMapped(LIKE, tmp_path / "clients"), None
+    states, valid = OnDisk(LIKE, tmp_path / "clients"), None
     now, saved = dict[int, float](), dict[int, float]()
     for step in range(1, 301):
         new = {client: float(step) for client in draws.sample(range(population), cohort)}
@@ -159,7 +159,7 @@ def test_whatever_happens_in_whatever_order_each_checkpoint_stands(tmp_path: Pat
                 states.save(tmp_path / f"{step:06d}")
                 if draws.random() < 0.5:  # it became valid, and nobody was told
                     valid, saved = tmp_path / f"{step:06d}", dict(now)
-            states, now = MemoryMapped(LIKE, tmp_path / "clients"), dict(saved)
+            states, now = OnDisk(LIKE, tmp_path / "clients"), dict(saved)
             states.restore(valid)
         for client in range(population):
             expected = state(now[client]) if client in now else None
@@ -174,11 +174,11 @@ def test_a_resumed_store_writes_the_file_that_the_unbroken_one_writes(tmp_path: 
     rounds = [{client: state(float(t)) for client in draws.sample(range(8), 3)} for t in range(1, 13)]
 
     def run(place: Path, crashes: bool) -> bytes:
-        states = MemoryMapped(LIKE, place / "clients")
+        states = OnDisk(LIKE, place / "clients")
         for t, new in enumerate(rounds, start=1):
             states.settle(new)
             if crashes and t % 4 == 3:  # one round after a checkpoint; the two rounds since then come again
-                states = MemoryMapped(LIKE, place / "clients")
+                states = OnDisk(LIKE, place / "clients")
                 states.restore(place / f"{t - 1:06d}")
                 states.settle(new)
             if t % 2 == 0:
@@ -189,26 +189,26 @@ def test_a_resumed_store_writes_the_file_that_the_unbroken_one_writes(tmp_path: 
 
 
 def test_a_store_that_starts_anew_knows_nothing_of_rows_that_no_checkpoint_names(tmp_path: Path) -> None:
-    states = MemoryMapped(LIKE, tmp_path / "clients")
+    states = OnDisk(LIKE, tmp_path / "clients")
     states.settle({0: state(1.0)})
     assert same(states.load(0), state(1.0))
-    again = MemoryMapped(LIKE, tmp_path / "clients")
+    again = OnDisk(LIKE, tmp_path / "clients")
     again.restore(None)
     assert again.load(0) is None
 
 
 def test_an_older_checkpoint_than_the_files_is_refused(tmp_path: Path) -> None:
-    states = MemoryMapped(LIKE, tmp_path / "clients")
+    states = OnDisk(LIKE, tmp_path / "clients")
     states.settle({0: state(1.0)})
     first = checkpoint(states, tmp_path / "000001")
     states.settle({0: state(2.0)})
     checkpoint(states, tmp_path / "000002")
     with pytest.raises(StorageError, match="E322 the client files hold round 000002"):
-        MemoryMapped(LIKE, tmp_path / "clients").restore(first)
+        OnDisk(LIKE, tmp_path / "clients").restore(first)
 
 
 def test_rows_that_are_missing_are_named(tmp_path: Path) -> None:
-    states = MemoryMapped(LIKE, tmp_path / "clients")
+    states = OnDisk(LIKE, tmp_path / "clients")
     states.settle({0: state(1.0), 1: state(1.0)})
     folder = checkpoint(states, tmp_path / "000001")
     rows = tmp_path / "clients" / "rows.bin"
@@ -216,7 +216,7 @@ def test_rows_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"E322 the file of client state ends early"):
         states.load(1)
     with pytest.raises(StorageError, match=r"E322 rows\.bin has \d+ bytes"):
-        MemoryMapped(LIKE, tmp_path / "clients").restore(folder)
+        OnDisk(LIKE, tmp_path / "clients").restore(folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -226,12 +226,12 @@ def test_a_checkpoint_of_another_method_is_refused(kind: str, tmp_path: Path) ->
     folder = checkpoint(states, tmp_path / "000001")
     other = LIKE._replace(kept=Kept(torch.zeros(4)))
     with pytest.raises(StorageError, match="E110"):
-        (InMemory(other) if kind == "memory" else MemoryMapped(other, tmp_path / "clients")).restore(folder)
+        (InMemory(other) if kind == "memory" else OnDisk(other, tmp_path / "clients")).restore(folder)
 
 
 def test_clients_that_never_took_part_cost_no_disk(tmp_path: Path) -> None:
     wide = ClientState(Kept(torch.zeros(1000)), {}, ())
-    states = MemoryMapped(wide, tmp_path / "clients")
+    states = OnDisk(wide, tmp_path / "clients")
     states.settle({19_999: ClientState(Kept(torch.ones(1000)), {}, ())})
     folder = checkpoint(states, tmp_path / "000001")
     assert sum(file.stat().st_size for place in (folder, tmp_path / "clients") for file in place.iterdir()) < 5000
@@ -253,7 +253,7 @@ def test_what_clients_keep_leaves_the_accelerator(make: Callable[[], ClientState
 
 def test_what_is_loaded_goes_where_the_client_trains(tmp_path: Path) -> None:
     there = map_state(lambda leaf: leaf.to("meta"), LIKE)
-    for states in (InMemory(there), MemoryMapped(there, tmp_path / "clients")):
+    for states in (InMemory(there), OnDisk(there, tmp_path / "clients")):
         states.settle({0: state(1.0)})
         folder = checkpoint(states, tmp_path / type(states).__name__)
         for each in (states, type(states)(there, *([] if isinstance(states, InMemory) else [tmp_path / "clients"]))):
@@ -262,7 +262,7 @@ def test_what_is_loaded_goes_where_the_client_trains(tmp_path: Path) -> None:
 
 
 def test_what_is_loaded_from_the_files_is_a_copy(tmp_path: Path) -> None:
-    states = MemoryMapped(LIKE, tmp_path / "clients")
+    states = OnDisk(LIKE, tmp_path / "clients")
     states.settle({0: state(1.0)})
     checkpoint(states, tmp_path / "000001")
     loaded: Any = states.load(0)
@@ -274,7 +274,7 @@ def test_what_is_loaded_from_the_files_is_a_copy(tmp_path: Path) -> None:
 def test_what_is_expected_is_read_from_disk_before_it_is_asked_for(tmp_path: Path) -> None:
     """Such a read fails for what is not in the page cache, and starts to fetch what lies near: every look goes to another place."""
     wide = ClientState(Kept(torch.arange(1_000_000.0)), {}, ())
-    states = MemoryMapped(wide, tmp_path / "clients")
+    states = OnDisk(wide, tmp_path / "clients")
     states.settle({3: wide, 7: wide})
     checkpoint(states, tmp_path / "000001")
     with (tmp_path / "clients" / "rows.bin").open("rb") as file:

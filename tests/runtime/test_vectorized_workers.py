@@ -56,8 +56,8 @@ def test_neither_the_workers_nor_their_number_move_a_bit(crew: Crew, block: int,
     assert here.settled == there.settled == by_one.settled and any(here.states[-1].values())
 
 
-def test_methods_that_draw_directions_and_memory_mapped_states_give_the_same_bits(crew: Crew, tmp_path: Any) -> None:
-    runtime = RuntimeOptions("vectorized", workers=1, state="memory_mapped")
+def test_methods_that_draw_directions_and_states_on_disk_give_the_same_bits(crew: Crew, tmp_path: Any) -> None:
+    runtime = RuntimeOptions("vectorized", workers=1, state="disk")
     plan = replace(PLAN, optimizer=fa.Adam(), lr=0.01, keep_moments=True)
     traces = [
         traced(

@@ -43,8 +43,8 @@ def round_trip(trial: Trial) -> None:
 
 
 def resume(trial: Trial) -> None:
-    """A run that is saved and restored half way is the unbroken one, with clients' state in memory and memory-mapped."""
-    for store in ("memory", "memory_mapped"):
+    """A run that is saved and restored half way is the unbroken one, with clients' state in memory and on disk."""
+    for store in ("memory", "disk"):
         with tempfile.TemporaryDirectory() as place:
             second_half = _resumed(trial, Path(place) / "run", store)
         for t, (mine, theirs) in enumerate(zip(second_half, trial.straight.bits()[HALF:], strict=True), start=HALF + 1):

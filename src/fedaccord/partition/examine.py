@@ -293,7 +293,7 @@ def _state(facts: Facts) -> Iterator[Finding]:
             "warning",
             "client_state",
             f"{text}, more than the {readable(facts.memory_limit)} allowed in memory",
-            "keep client state memory-mapped, or use a method without state (fedprox, fedsam)",
+            'keep client state on disk (runtime.state = "disk"), or use a method without state (fedprox, fedsam)',
         )
     else:
         yield Finding("note", "client_state", text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.state import num_bytes
 from fedaccord.runtime.options import RuntimeOptions, StateKind
-from fedaccord.runtime.states import ClientState, ClientStates, InMemory, MemoryMapped
+from fedaccord.runtime.states import ClientState, ClientStates, InMemory, OnDisk
 from fedaccord.tasks import memory
 
 ROOM = 3  # memory, where so many times the state would fit: a checkpoint holds it twice, and training wants some
@@ -21,12 +21,12 @@ def client_states(asked: RuntimeOptions, like: ClientState, most: int, folder: P
     E208 where it is to lie in a folder and there is none, E307 where it would not fit in memory.
     """
     options = replace(asked, state=_chosen(most, num_bytes(like), folder)) if asked.state == "auto" else asked
-    if options.state == "memory_mapped" and num_bytes(like):
+    if options.state == "disk" and num_bytes(like):
         if folder is None:
-            what, remedy = "memory-mapped client state needs a folder", "Give the run a folder, or use state = 'memory'"
+            what, remedy = "client state on disk needs a folder", "Give the run a folder, or use state = 'memory'"
             raise ConfigError("E208", what, "runtime.state", remedy)
-        return MemoryMapped(like, folder / "clients"), options
-    remedy = "Give the run a folder, where it can lie" if folder is None else "Set runtime.state = 'memory_mapped'"
+        return OnDisk(like, folder / "clients"), options
+    remedy = "Give the run a folder, where it can lie" if folder is None else "Set runtime.state = 'disk'"
     memory.require_memory(most * num_bytes(like), f"the state of {most} clients", "runtime.state", remedy)
     return InMemory(like), options
 
@@ -37,4 +37,4 @@ def _chosen(most: int, num_bytes_each: int, folder: Path | None) -> StateKind:
         return "memory"
     figures = f"{needed / 2**30:.3g} GiB, and {available / 2**30:.3g} GiB of memory are available"
     logging.getLogger("fedaccord").info("client state lies in the run's folder: %d clients may come to keep %s", most, figures)
-    return "memory_mapped"
+    return "disk"

@@ -10,7 +10,7 @@ from fedaccord.core.algorithm import PositiveCount
 RuntimeName = Literal["auto", "sequential", "vectorized", "pool"]
 StepKind = Literal["auto", "eager", "captured"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
-StateKind = Literal["auto", "memory", "memory_mapped"]
+StateKind = Literal["auto", "memory", "disk"]
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class InMemory:
         self._states = {} if folder is None else _unstacked(load_file(folder / FILE), self._here)
 
 
-class MemoryMapped:
+class OnDisk:
     """Rows of one file, a client's row from its first accepted upload on; a checkpoint names the place of each.
 
     A row that the newest checkpoint names is never written over: new rows go to free places (the lowest first, so that a resumed run
