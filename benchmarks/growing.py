@@ -116,7 +116,8 @@ def draw(results: Path, page: Path = PAGE) -> None:
                 axis.loglog(*zip(*points, strict=True), marker="o", label=name)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.has_data():
+            axis.legend()
     axes[0].set_ylabel("seconds a round")
     figure.savefig(page, dpi=110)
     pyplot.close(figure)

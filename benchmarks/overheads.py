@@ -181,6 +181,6 @@ def aggregation_rows(share: float) -> Iterator[Row]:
     torch.set_num_threads(1)
     matrix = torch.randn(100, max(1000, int(11.2e6 * share)), generator=torch.Generator().manual_seed(0))
     for pair in kernels.pairs(matrix):
-        found = kernels.measured(pair, 5)
+        found = kernels.measured(pair, 3)
         what = f"{found['kernel']} / {found['against']}"
         yield Row("aggregation", what, found["ratios"], found["aim"] and at_most(found["aim"]), note=f"{found['extra_mb']:.0f} MB more")

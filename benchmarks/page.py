@@ -19,6 +19,8 @@ def write_page(results: Path, page: Path = PAGE) -> None:
 
 def table(lines: list[dict[str, str]], works: list[str]) -> str:
     """One row a figure: median with its quartiles, and the aim where there is one."""
+    if not any(line["work"] in works for line in lines):
+        return "Not measured yet.\n"
     rows = ["| work | what | median | quartiles | aim | |", "| --- | --- | --- | --- | --- | --- |"]
     for line in (line for work in works for line in lines if line["work"] == work):
         figure = f"{line['median']} {line['unit']}".strip() if line["median"] else "not run"
