@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import time
@@ -171,9 +172,10 @@ def _measured(
         a_step = time.process_time() - started
         steps = max(1, min(STEPS, int(PASS / (ALONE * a_step))))
         few = [each._replace(max_steps=steps) for each in _spread(working, ALONE)]
-        for memory_format in formats:
+        # Two formats in turns, there and back: what slows the machine down for a second must not decide.
+        for memory_format in formats if len(formats) == 1 else (*formats, *reversed(formats)):
             model.channels_last = memory_format == "channels_last"
-            sequential[memory_format] = of_a_round(few, one_by_one)
+            sequential[memory_format] = min(of_a_round(few, one_by_one), sequential.get(memory_format, math.inf))
             if sequential[memory_format] * rounds < SHORT:
                 chosen = replace(asked, name="sequential" if asked.name == "auto" else asked.name, memory_format=memory_format)
                 return Chosen(chosen, f"the whole run takes some {max(sequential[memory_format] * rounds, 0.1):.1f} s")
