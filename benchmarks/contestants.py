@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
 import tempfile
 import threading
@@ -88,7 +89,11 @@ class Apart:
         context = multiprocessing.get_context("spawn")
         self._link, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, kind, workload), daemon=True)
-        self._process.start()
+        limits = {name: os.environ.pop(name) for name in list(os.environ) if name.endswith("_NUM_THREADS")}  # it has torch's default
+        try:
+            self._process.start()
+        finally:
+            os.environ |= limits
         self._link.recv()
 
     def work(self) -> None:
