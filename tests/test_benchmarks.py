@@ -195,12 +195,10 @@ def test_the_page_has_the_rows_of_each_work_between_its_marks(tmp_path: Path) ->
 
 
 def test_a_contestant_in_a_process_of_its_own_does_the_same_work() -> None:
-    here, apart = Naive(small(0.05)), Apart(Naive, small(0.05))
-    try:
-        seconds = taking_turns([here, apart], blocks=2)
-    finally:
-        apart.close()
-    assert len(seconds["naive"]) == 4  # both answer to that name
+    apart = Apart(Naive, small(0.05))
+    outcome = one_round(apart)
+    small(0.05).check("naive", outcome)
+    assert apart.name == "naive" and outcome.steps == small().steps and outcome.moved
     assert not apart._process.is_alive()
 
 
