@@ -42,7 +42,6 @@ class Pool(Simulated):
     def _answers(self, request: Request, clients: Sequence[int]) -> Iterable[Answer]:
         """In the order of `clients`. Where some raise, the first of them in that order does so here."""
         to = self._dispatch
-        self._states.expect(clients)
         most = max(1, min(ORDER_CLIENTS, ORDER_BYTES // max(to.bytes_each, request.sent.w.nbytes)))
         workers = max(1, min(to.crew.size, len(clients)))
         queue = Queue(self._clients.expected_work(request.plan, clients), workers, most, ORDER_SECONDS * to.steps_per_second)

@@ -47,7 +47,6 @@ class Vectorized(Simulated):
             self._dispatch.crew.close()
 
     def _answers(self, request: Request, clients: Sequence[int]) -> Iterable[Answer]:
-        self._states.expect(clients)
         work = self._clients.expected_work(request.plan, clients)
         answers = [self._clients.without_data(request, client) for client, (_, size) in zip(clients, work, strict=True) if not size]
         working = [(client, each) for client, each in zip(clients, work, strict=True) if each[1]]
