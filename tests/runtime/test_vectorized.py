@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fedaccord as fa
 from fedaccord.checks.trial import (
     PLAN,
+    FailsOnThree,
     Trace,
     double_mlp,
     examples,
@@ -174,22 +175,9 @@ def test_debug_is_not_for_many_at_once() -> None:
         prepare_trial(fa.FedAvg(), runtime=RuntimeOptions("vectorized", debug=True))
 
 
-class FailsOnOneClient(nn.Module):
-    """Raises where the batch holds examples of the third client."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 3:
-            raise ValueError("three at once")
-        return self.last(x)
-
-
 def test_where_one_fails_the_others_still_train() -> None:
     sizes = [8, 3, 8, 4, 4, 4, 4]
-    prepared = prepare_trial(fa.FedAvg(), make_task(FailsOnOneClient), partition=shards(sizes), cohorts=[[0, 2, 3]] + 3 * [[0, 1, 2]])
+    prepared = prepare_trial(fa.FedAvg(), make_task(FailsOnThree), partition=shards(sizes), cohorts=[[0, 2, 3]] + 3 * [[0, 1, 2]])
     runtime: Any = prepared.federation.runtime
     federation = replace(prepared.federation, runtime=Vectorized(runtime._clients, runtime._metrics, runtime._states))
     trace = traced(prepared._replace(federation=federation))

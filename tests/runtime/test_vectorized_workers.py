@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedaccord as fa
 from fedaccord.algorithms import REGISTRY
-from fedaccord.checks.trial import PLAN, bits, make_task, prepare_trial, shards, traced
+from fedaccord.checks.trial import PLAN, FailsOnThree, bits, make_task, prepare_trial, shards, traced
 from fedaccord.core.errors import ConfigError, WorkerDied
 from fedaccord.experiment import Prepared
 from fedaccord.runtime.crew import IS_WORKER, Crew
@@ -80,20 +80,6 @@ def test_what_was_returned_is_ours_and_no_later_round_changes_it(crew: Crew) -> 
     assert before == ([bits(answer.upload) for answer in first], bits(runtime.client_state(1)))
     control = runtime.client_state(0).kept.control
     assert control.untyped_storage().nbytes() == control.nbytes, "no state holds its block in memory"
-
-
-class FailsOnThree(nn.Module):
-    """Raises where the batch holds three examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 3:
-            raise ValueError("three at once")
-        out: Tensor = self.last(x)
-        return out
 
 
 class Deadly(nn.Module):

@@ -50,6 +50,20 @@ def with_batch_norm_and_dropout() -> nn.Module:
     )
 
 
+class FailsOnThree(nn.Module):
+    """Raises where the batch holds three examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 3:
+            raise ValueError("three at once")
+        out: Tensor = self.last(x)
+        return out
+
+
 def examples() -> tuple[Tensor, Tensor]:
     """x [83, 6] and three classes y [83]; the smaller clients see few of them."""
     generator = torch.Generator().manual_seed(5)
