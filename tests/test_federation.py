@@ -73,7 +73,7 @@ def federation(clients: Clients, **changes: Any) -> Federation:
     defaults: dict[str, Any] = {
         "algorithm": algorithm,
         "runtime": clients,
-        "guard": Guard(upload_template(algorithm, W, layout), {}, layout, 1000),
+        "trust": Trust(Guard(upload_template(algorithm, W, layout), {}, layout, 1000)),
         "plan": LocalPlan(lr=0.1),
         "rounds": 3,
         "seed": 0,
@@ -313,7 +313,7 @@ def test_buffers_become_their_weighted_mean_and_integers_are_rounded() -> None:
     theirs = {0: {"mean": torch.tensor([3.0]), "count": torch.tensor(1)}, 1: {"mean": torch.tensor([6.0]), "count": torch.tensor(3)}}
     clients = Clients({0: (1.0, 0.0), 1: (1.0, 0.0)}, lambda answer: answer._replace(buffers=theirs[answer.client]))
     layout = Layout.of(nn.Linear(2, 1, bias=False))
-    built = federation(clients, guard=Guard(upload_template(FedAvg(), W, layout), first, layout, 1000))
+    built = federation(clients, trust=Trust(Guard(upload_template(FedAvg(), W, layout), first, layout, 1000)))
     buffers = built.round(built.start(W, first)).state.buffers
     assert buffers["mean"].tolist() == pytest.approx([5.0]) and int(buffers["count"]) == 2
 

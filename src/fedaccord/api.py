@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedaccord.aggregation.policy import BySize, Policy
+from fedaccord.aggregation.policy import Policy
+from fedaccord.aggregation.rollout import Rollout
+from fedaccord.aggregation.screen import Screen
+from fedaccord.aggregation.trust import TrustState
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 from fedaccord.core.local import LocalPlan
@@ -37,7 +40,7 @@ from fedaccord.federation import RunState
 from fedaccord.measures import Measures
 from fedaccord.partition import Partition, Partitioner
 from fedaccord.provenance import provenance
-from fedaccord.runs import Record, RunFolder, lines_of, read
+from fedaccord.runs import Record, Remembered, RunFolder, lines_of, read
 from fedaccord.runtime.collector import with_few_collections
 from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
@@ -62,6 +65,8 @@ def run(
     local: LocalPlan | None = None,
     server_optimizer: ServerOptimizer | None = None,
     policy: Policy | None = None,
+    screen: Screen | None = None,
+    rollout: Rollout | None = None,
     local_parts: str = "method",
     devices: Devices | None = None,
     client_test: float = 0.1,
@@ -86,7 +91,8 @@ def run(
 
     cohort: how many clients each round asks (int), the chance of each client (float below 1), a `Sampler`, or a list of client ids for
     each round. local: learning rate, epochs, batch size (or "full"), optimiser, schedule, weight decay, clip and its scope.
-    policy: `BySize()` (default) or `Equal()`. local_parts: what stays with each client: "none", "buffers" (batch-norm statistics) or
+    policy: who counts for how much: `BySize()` (default), `Equal()`, or another of `aggregation.policies`. screen: robust statistics before
+    it. rollout: how a learned policy comes into use: its stages and its breaker. local_parts: what stays with each client: "none", "buffers" (batch-norm statistics) or
     "batch_norm" (weights and biases too); "method": what the method says. devices: who is weak, how fast, and each round's deadline.
     client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
     evaluate_every, evaluate_clients_every: rounds between measurements on the task's data, and on the clients' own held-out examples
@@ -106,7 +112,7 @@ def run(
         partition=partition,
         local=local,
         server_optimizer=server_optimizer,
-        aggregation=Aggregation(policy or BySize(), local_parts),  # type: ignore[arg-type]
+        aggregation=Aggregation(policy, screen, rollout=rollout, local_parts=local_parts),  # type: ignore[arg-type]
         devices=devices,
         runtime=_runtime_options(runtime, state, debug),
         cohort=cohort,
@@ -331,6 +337,7 @@ def _drive(
     try:
         telemetry.emit(Event("run_started", {"experiment": record.experiment, "clients": len(prepared.data), "round": state.round}))
         has_ended = bool(record.rounds) and federation.reached(record.rounds[-1]["validation"])
+        federation = federation if disk is None else replace(federation, orders=disk.orders)
         for result in () if has_ended else with_few_collections(federation.run(state)):
             state = result.state
             round_line, client_lines = lines_of(result.report, result.clients, result.evaluations)
@@ -342,7 +349,7 @@ def _drive(
                 _keep(disk, weights, state)
             telemetry.emit(Event("round_finished", round_line))
             if disk and state.round % options.checkpoint_every == 0:
-                disk.checkpoint(state.round, _on_disk(state), federation.runtime.save, federation.runtime.committed)
+                disk.checkpoint(state.round, _on_disk(state), _remembered(state), federation.runtime.save, federation.runtime.committed)
                 disk.set_status({"state": "running", "round": state.round, "rounds": options.rounds, "error": None})
                 saved = state.round
             if should_stop() or (disk is not None and disk.stop_asked()):
@@ -351,7 +358,7 @@ def _drive(
         weights[state.round] = state.server.w
         if disk:
             if saved < state.round:
-                disk.checkpoint(state.round, _on_disk(state), federation.runtime.save, federation.runtime.committed)
+                disk.checkpoint(state.round, _on_disk(state), _remembered(state), federation.runtime.save, federation.runtime.committed)
             disk.clear_stop()
         if experiment.measures and outcome == "finished" and record.measures.get("round") != state.round:
             record.measures = measured(experiment.measures, experiment, task, prepared.model, prepared.data, state)
@@ -404,6 +411,10 @@ def _on_disk(state: RunState) -> dict[str, Any]:
     return {"server": state.server, "buffers": state.buffers}
 
 
+def _remembered(state: RunState) -> Remembered:
+    return Remembered(state.trust.facts, state.trust.vectors)
+
+
 def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared, toml: str | None) -> tuple[RunFolder | None, RunState]:
     if folder is None:
         return None, prepared.start
@@ -413,10 +424,11 @@ def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared,
     disk.lock()
     try:
         earlier = disk.check_same(record)
-        round, parts = disk.restore(_on_disk(prepared.start), prepared.federation.runtime.restore)
+        round, parts, trust = disk.restore(_on_disk(prepared.start), _remembered(prepared.start), prepared.federation.runtime.restore)
         disk.clear_stop()
         record.rounds, record.clients = disk.records()
-        state = RunState(round, parts["server"], parts["buffers"], remembered(prepared.federation.sampler, record.clients))
+        history = remembered(prepared.federation.sampler, record.clients)
+        state = RunState(round, parts["server"], parts["buffers"], history, TrustState(*trust))
         record.provenance, record.measures = earlier.provenance, earlier.measures
         disk.set_status({"state": "running", "round": round, "rounds": prepared.federation.rounds, "error": None})
     except BaseException:

@@ -19,7 +19,14 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
 from fedaccord.aggregation.guard import Guard
-from fedaccord.aggregation.policy import POLICIES, BySize, Policy
+from fedaccord.aggregation.memory import Quarantine
+from fedaccord.aggregation.policies import POLICIES
+from fedaccord.aggregation.policy import BySize, Policy
+from fedaccord.aggregation.projection import Projection
+from fedaccord.aggregation.rollout import Rollout
+from fedaccord.aggregation.screen import Screen
+from fedaccord.aggregation.screens import SCREENS
+from fedaccord.aggregation.trust import Trust
 from fedaccord.algorithms import REGISTRY, FedAvg
 from fedaccord.core.algorithm import Algorithm, Count, Device, LocalParts, Positive, PositiveCount, Share
 from fedaccord.core.errors import ConfigError, PartitionError
@@ -43,6 +50,7 @@ from fedaccord.runtime.options import RuntimeOptions
 from fedaccord.runtime.pool import Pool
 from fedaccord.runtime.population import Population
 from fedaccord.runtime.sequential import Sequential
+from fedaccord.runtime.server_data import OwnExamples
 from fedaccord.runtime.states import ClientState, ClientStates
 from fedaccord.runtime.vectorized import Vectorized
 from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform, most_seen
@@ -60,7 +68,12 @@ TrainShare = Annotated[float, Gt(0), Le(1)]
 class Aggregation:
     """Who counts for how much, and what happens to batch-norm statistics and other buffers."""
 
-    policy: Policy = field(default_factory=BySize)
+    policy: Policy | None = None  # left out: whom the screen's paper weighs how, mostly by size
+    screen: Screen | None = None  # robust statistics before the policy; left out: none
+    projection: Projection | None = None  # caps on the policy's weights; left out: of learned policies the default, of others none
+    rollout: Rollout | None = None  # shadow, stages and breaker; left out: of learned policies the default, of others none
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    root_examples: PositiveCount = 100  # of the validation data, that train the server's own update for screens and policies
     local_parts: LocalParts | Literal["method"] = "method"  # what stays with each client; method: what the method says, mostly none
     max_examples: Positive | None = None  # the largest sample count that a client may report; default: the training examples of the task
 
@@ -164,6 +177,8 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
     chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
+    experiment = replace(experiment, aggregation=_settled(experiment.aggregation))
+    trust = _trust(experiment, task, guard)
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
         raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
@@ -176,14 +191,14 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     federation = Federation(
         algorithm=algorithm,
         runtime=_runtime(chosen, clients, task.metrics, states),
-        guard=guard,
+        trust=trust,
         plan=experiment.local,
         rounds=run.rounds,
         seed=seed,
         evaluate_test=_evaluator(model, task, task.test, "test", has_local_buffers),
         evaluate_validation=_evaluator(model, task, task.validation, "validation", has_local_buffers),
         sampler=run.cohort,
-        policy=experiment.aggregation.policy,
+        server_data=_server_data(experiment, task, model, has_local_buffers),
         evaluate_every=run.evaluate_every,
         evaluate_clients_every=run.evaluate_clients_every,
         evaluated_clients=run.evaluated_clients,
@@ -191,6 +206,52 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     )
     experiment = replace(experiment, runtime=chosen.options)
     return Prepared(federation, federation.start(w, buffers), model, data, partition, experiment, chosen.reason)
+
+
+def _settled(aggregation: Aggregation) -> Aggregation:
+    """With what was left open: the screen's policy, and a learned policy's caps and breaker."""
+    policy = aggregation.policy or (BySize() if aggregation.screen is None else aggregation.screen.policy())
+    is_learned = policy.is_learned
+    return replace(
+        aggregation,
+        policy=policy,
+        projection=aggregation.projection or (Projection() if is_learned else None),
+        rollout=aggregation.rollout or (Rollout() if is_learned else None),
+    )
+
+
+def _trust(experiment: Experiment, task: Task, guard: Guard) -> Trust:
+    """The pipeline; what can fail for want of data or clients fails now."""
+    own = experiment.aggregation
+    screen, policy = own.screen, own.policy
+    assert policy is not None
+    if screen is not None:
+        if screen.needs_root and task.validation is None:
+            what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data"
+            raise ConfigError("E208", what, "aggregation.screen", "Give the task validation data (validation = 0.1), or another screen")
+        for size in _cohort_sizes(experiment.run.cohort):
+            screen.check_cohort(size)
+    if screen is not None and screen.combines and not isinstance(policy, BySize):
+        what = f"{type(screen).__name__} knows no weights, so {type(policy).__name__} would change nothing"
+        raise ConfigError("E208", what, "aggregation.policy", "Leave the policy or the screen out")
+    return Trust(guard, policy, screen, own.projection, own.rollout, own.quarantine)
+
+
+def _cohort_sizes(sampler: Sampler) -> list[int]:
+    """The sizes that are known before anything is drawn."""
+    if isinstance(sampler, Scripted):
+        return sorted({len(cohort) for cohort in sampler.cohorts})
+    size = getattr(sampler, "size", None)
+    return [size] if isinstance(size, int) else []
+
+
+def _server_data(experiment: Experiment, task: Task, model: FlatModel, has_local_buffers: bool) -> OwnExamples | None:
+    if task.validation is None or len(task.validation) == 0 or has_local_buffers:
+        return None
+    device, loss = model.initial_w.device, task.loss
+    x, y = task.validation.x.to(device), task.validation.y.to(device)
+    moved = loss.to(device) if isinstance(loss, nn.Module) else loss
+    return OwnExamples(model, moved, x, y, experiment.local, experiment.run.seed, experiment.aggregation.root_examples)
 
 
 def _choice(experiment: Experiment, algorithm: Algorithm, clients: Clients, w: Tensor, buffers: Buffers) -> Chosen:
@@ -371,15 +432,19 @@ CHOICES: dict[type, dict[str, type]] = {  # a field of this type is written as a
     Schedule: SCHEDULES,
     ServerOptimizer: SERVER_OPTIMIZERS,
     Policy: POLICIES,
+    Screen: SCREENS,
     Sampler: SAMPLERS,
 }
+
+
+SECTIONS = Experiment | Aggregation | Devices | RuntimeOptions | RunOptions | LocalPlan | Measures | Projection | Rollout | Quarantine
 
 
 def plain(value: Any) -> Any:
     """An experiment, or a part of it, as the nested tables of the TOML file: every default written out, None left out."""
     if is_dataclass(value) and not isinstance(value, type):
         table = {each.name: plain(getattr(value, each.name)) for each in fields(value) if getattr(value, each.name) is not None}
-        if isinstance(value, Experiment | Aggregation | Devices | RuntimeOptions | RunOptions | LocalPlan | Measures):
+        if isinstance(value, SECTIONS):
             return table
         names = [name for registry in CHOICES.values() for name, kind in registry.items() if kind is type(value)]
         return {"name": names[0] if names else f"{type(value).__module__}:{type(value).__qualname__}", **table}

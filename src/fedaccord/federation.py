@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedaccord.aggregation.geometry import geometry
-from fedaccord.aggregation.guard import Guard
-from fedaccord.aggregation.policy import BySize, Policy
-from fedaccord.aggregation.sums import mean_buffers, weighted_sums
+from fedaccord.aggregation.policy import Outcome
+from fedaccord.aggregation.sums import mean_buffers, weighted_sum, weighted_sums
+from fedaccord.aggregation.trust import Context, Judged, ServerData, Trust, TrustState, Weighing
 from fedaccord.core.algorithm import Algorithm, Cohort
-from fedaccord.core.errors import ConfigError, UploadError
+from fedaccord.core.errors import UploadError
 from fedaccord.core.local import LocalPlan
-from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, number
+from fedaccord.core.reports import ClientReport, Evaluation, RoundReport, finite, lower_is_better, number
 from fedaccord.core.rng import stream
-from fedaccord.core.state import State, num_bytes, to_arrays
+from fedaccord.core.state import State, map_state, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
 from fedaccord.sampling import History, Sampler, Uniform, seen
@@ -36,6 +36,10 @@ class RunState(NamedTuple):
     server: State  # of the algorithm; `server.w` is the global model
     buffers: Buffers
     history: History = MappingProxyType({})  # what the sampler looks at; rebuilt from the records on resume
+    trust: TrustState = TrustState()  # what guard, screen, policy and breaker remember
+
+
+OwnData = Callable[[RunState, int, float], ServerData]  # (state, round, lr) -> what the server can measure itself in this round
 
 
 class RoundResult(NamedTuple):
@@ -64,14 +68,15 @@ class Federation:
 
     algorithm: Algorithm
     runtime: Runtime
-    guard: Guard
+    trust: Trust
     plan: LocalPlan
     rounds: int
     seed: int
     evaluate_test: Evaluator
     evaluate_validation: Evaluator
     sampler: Sampler = field(default_factory=Uniform)
-    policy: Policy = field(default_factory=BySize)
+    server_data: OwnData | None = None  # None: the task has no validation data
+    orders: Callable[[], Sequence[Mapping[str, Any]]] = tuple  # of an operator, all since the run began, in their order
     evaluate_every: int = 1  # rounds between evaluations on the server; the last round is always evaluated
     evaluate_clients_every: int = 0  # rounds between evaluations on clients' held-out examples; 0 = after the last round only
     evaluated_clients: int = 10_000  # at most so many clients, drawn once
@@ -79,7 +84,7 @@ class Federation:
 
     def start(self, w: Tensor, buffers: Buffers) -> RunState:
         """The state before round 1."""
-        return RunState(0, self.algorithm.init_server(w), buffers)
+        return RunState(0, self.algorithm.init_server(w), buffers, trust=self.trust.start())
 
     def run(self, state: RunState) -> Iterator[RoundResult]:
         """The rounds after `state.round`, one by one, until the last or until the target is reached."""
@@ -98,30 +103,31 @@ class Federation:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
         started, t = time.perf_counter(), state.round + 1
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
-        cohort = self._cohort(t, state.history)
+        trust, orders = self.trust.obeyed(self.orders(), state.trust)
+        state = state._replace(trust=trust)
+        cohort = self._cohort(t, state)
+        accuracies = self._accuracies(state, cohort) if self.trust.policy.wants_client_metrics else {}
         sent = self.algorithm.broadcast(state.server)
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
-        refusals = self._refusals(answers)
-        passed = [answer for answer in answers if refusals[answer.client] is None]
-        weights = self._weights(passed)
-        refusals |= {answer.client: _left_out(answer.client) for answer, weight in zip(passed, weights, strict=True) if not weight > 0}
-        counted = [(answer, weight) for answer, weight in zip(passed, weights, strict=True) if weight > 0]
-        new, summed, reason = self._updated(state, counted, t)
+        context = Context(t, self.seed, len(cohort), self.algorithm.confidence, self._own_data(state, t, lr), accuracies)
+        judged, (new, summed, reason), measured = self._aggregated(state, answers, context)
+        refusals, counted = judged.refused(judged.used), _counted(judged.used, answers)
         if summed is None:
             refusals |= {answer.client: _not_finite(answer.client) for answer, _ in counted}
             counted = []
         self.runtime.settle({answer.client for answer, _ in counted})
 
-        clients, shape = self._client_reports(answers, counted, refusals, summed, sent, new)
+        clients, shape = self._client_reports(answers, counted, judged.of_client(), refusals, summed, sent, new)
         answered = {answer.client for answer in answers}
         absent = tuple(client for client in cohort if client not in answered)
         accepted = [report for report in clients if report.accepted]
         alerts = self.algorithm.alerts(state.server, new.server, accepted, absent) if accepted else ()
-        new = new._replace(history=seen(self.sampler, state.history, accepted))
+        new = new._replace(history=seen(self.sampler, state.history, accepted), trust=self._remembered(state, new, judged, measured))
         if t < self.rounds:  # what the next cohort keeps on disk is read while we evaluate
-            self.runtime.expect(self._next_cohort(t, new.history))
-        test, validation = (self._evaluated(evaluate, new, t) for evaluate in (self.evaluate_test, self.evaluate_validation))
+            self.runtime.expect(self._next_cohort(t, new))
+        test = self._evaluated(self.evaluate_test, new, t)
+        validation = measured.used if measured.used is not None else self._evaluated(self.evaluate_validation, new, t)
         is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
         ids = self._evaluated_clients() if is_last or (every and t % every == 0) else ()
@@ -146,53 +152,64 @@ class Federation:
             pairwise_cosine=finite(shape.pairwise_cosine),
             gradients=_total(answer.report.gradients for answer in answers),
             bytes_up=_total(answer.report.bytes_up for answer in answers),
-            bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(self.guard.buffers)),  # the buffers that travel
+            bytes_down=len(cohort) * (num_bytes(sent) + num_bytes(self.trust.guard.buffers)),  # the buffers that travel
             seconds=time.perf_counter() - started,
             model_kept=reason is not None,
             reason=reason,
             alerts=alerts,
+            trust=_of_trust(judged, orders, measured),
         )
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)))
 
-    def _cohort(self, t: int, history: History) -> tuple[int, ...]:
-        return tuple(int(client) for client in self.sampler.draw(t, self.runtime.population, self.seed, history))
+    def _cohort(self, t: int, state: RunState) -> tuple[int, ...]:
+        drawn = self.sampler.draw(t, self.runtime.population, self.seed, state.history)
+        return self.trust.cohort(tuple(int(client) for client in drawn), t, state.trust)
 
-    def _next_cohort(self, t: int, history: History) -> tuple[int, ...]:
+    def _next_cohort(self, t: int, new: RunState) -> tuple[int, ...]:
         """Empty where the sampler fails: it will do so in its own round, and does not cost this one."""
         try:
-            return self._cohort(t + 1, history)
+            return self._cohort(t + 1, new)
         except Exception:
             return ()
 
-    def _refusals(self, answers: Sequence[ClientUpload]) -> dict[int, UploadError | None]:
-        """Of every client: why its upload does not count, or None."""
-        sent = [answer for answer in answers if answer.error is None]
-        found = dict(zip([answer.client for answer in sent], self.guard.refusals(sent), strict=True))
-        return {answer.client: answer.error or found[answer.client] for answer in answers}
+    def _own_data(self, state: RunState, t: int, lr: float) -> ServerData | None:
+        return None if self.server_data is None else self.server_data(state, t, lr)
 
-    def _weights(self, passed: Sequence[ClientUpload]) -> list[float]:
-        """Shares of the accepted uploads, summing to 1; all 0 where the policy leaves nobody in."""
-        reports = [answer.report for answer in passed]
-        if not reports:
-            return []
-        given = torch.as_tensor(self.policy.weigh(reports), dtype=torch.float64)
-        if given.shape != (len(reports),):
-            what = f"{type(self.policy).__name__} gave weights of shape {tuple(given.shape)} for {len(reports)} clients"
-            raise ConfigError("E215", what, "aggregation.policy", "A policy returns one weight a client")
-        weights = (given * self.algorithm.confidence(reports)).nan_to_num(posinf=0.0).clamp(min=0)
-        total = float(weights.sum())
-        return [float(weight) / total for weight in weights] if total > 0 else [0.0] * len(reports)
+    def _accuracies(self, state: RunState, cohort: Sequence[int]) -> dict[int, float]:
+        """The round's model on each client's own held-out examples: the first metric of which more is better."""
+        found = self.runtime.evaluate(state.server.w, state.buffers, cohort)
+        values = {client: _accuracy(each.metrics) for client, each in zip(cohort, found, strict=True)}
+        return {client: value for client, value in values.items() if value is not None}
 
-    def _updated(
-        self, state: RunState, counted: Sequence[tuple[ClientUpload, float]], t: int
-    ) -> tuple[RunState, Cohort | None, str | None]:
+    def _aggregated(self, state: RunState, answers: Sequence[ClientUpload], context: Context) -> tuple[Judged, _Updated, _Measured]:
+        """Who counts for how much, and the model that comes of it: the policy's, or FedAvg's on the same uploads."""
+        errors = {answer.client: answer.error for answer in answers if answer.error is not None}
+        judged, t = self.trust.judge(answers, errors, context, state.trust), context.round
+        by_size = self._updated(state, judged.by_size, answers, t)
+        if judged.policy is None:
+            return judged, by_size, _Measured()
+        policy = self._updated(state, judged.policy, answers, t)
+        both = [self.evaluate_validation(new.server.w, new.buffers) if summed else None for new, summed, _ in (by_size, policy)]
+        first, second = (None if each is None else number((each.metrics or {}).get("loss")) for each in both)
+        judged = self.trust.scored(judged, t, first, second, is_finite=policy[1] is not None)
+        chosen = judged.policy is not None and judged.uses_policy
+        return judged, policy if chosen else by_size, _Measured(both[chosen], first, second)
+
+    def _updated(self, state: RunState, weighing: Weighing, answers: Sequence[ClientUpload], t: int) -> _Updated:
         """The state after this round's uploads and their sums; no sums and a reason where the old model has to stay."""
+        counted = _counted(weighing, answers)
         if not counted:
             return state._replace(round=t), None, "no usable upload"
         uploads, weights = [answer.upload for answer, _ in counted], [weight for _, weight in counted]
         size = len(counted)
         equal = [1 / size] * size
-        weighted, uniform = weighted_sums(uploads, weights) * 2 if weights == equal else weighted_sums(uploads, weights, equal)
+        if weighing.combine is not None:
+            weighted = uniform = map_state(lambda *leaves: weighing.combine(leaves), *uploads)  # type: ignore[misc]
+        else:
+            weighted, uniform = weighted_sums(uploads, weights) * 2 if weights == equal else weighted_sums(uploads, weights, equal)
+        if any(scale != 1 for scale in weighing.scales):
+            scaled = [weight * scale for weight, scale in zip(weights, weighing.scales, strict=True)]
+            weighted = weighted._replace(delta=weighted_sum([upload.delta for upload in uploads], scaled))
         cohort = Cohort(weighted, uniform, size, self.runtime.population)
         server = self.algorithm.observe(self.algorithm.update(state.server, cohort), [answer.report for answer, _ in counted])
         buffers = mean_buffers([answer.buffers for answer, _ in counted], weights) if counted[0][0].buffers else state.buffers
@@ -200,11 +217,21 @@ class Federation:
             return state._replace(round=t), None, "the aggregate is not finite"
         return state._replace(round=t, server=server, buffers=buffers), cohort, None
 
+    def _remembered(self, state: RunState, new: RunState, judged: Judged, measured: _Measured) -> TrustState:
+        """What guard, policy and breaker know after the round."""
+        used = judged.policy is not None and judged.uses_policy
+        reward = None if None in measured[1:] else measured.by_size_loss - measured.policy_loss  # type: ignore[operator]
+        trust = self.trust.observed(judged, Outcome(reward, used, measured.used.metrics if measured.used else None))
+        if self.trust.remembers_the_move and new.server.w is not state.server.w:
+            trust = trust._replace(vectors={**trust.vectors, "previous": new.server.w - state.server.w})
+        return trust
+
     def _client_reports(
         self,
         answers: Sequence[ClientUpload],
         counted: Sequence[tuple[ClientUpload, float]],
-        refusals: dict[int, UploadError | None],
+        judged: Mapping[int, dict[str, float | None]],
+        refusals: Mapping[int, UploadError | None],
         summed: Cohort | None,
         sent: State,
         new: RunState,
@@ -216,13 +243,14 @@ class Federation:
         place = {answer.client: i for i, (answer, _) in enumerate(counted)}
         reports = []
         for answer in answers:
-            refusal, i = refusals[answer.client], place.get(answer.client)
+            refusal, i, figures = refusals[answer.client], place.get(answer.client), judged.get(answer.client, {})
             if i is None:
                 code, reason = (refusal.code, refusal.reason) if refusal else (None, None)
-                reports.append(replace(answer.report, code=code, reason=reason))
+                reports.append(replace(answer.report, code=code, reason=reason, judged=figures))
             else:
                 norm, cosine, drift = finite(shape.norms[i]), finite(shape.cosines[i]), finite(shape.drifts[i])
-                reports.append(replace(answer.report, accepted=True, weight=weights[i], update_norm=norm, cosine=cosine, drift=drift))
+                counts = replace(answer.report, accepted=True, weight=weights[i], judged=figures)
+                reports.append(replace(counts, update_norm=norm, cosine=cosine, drift=drift))
         drifts = [drift for drift in shape.drifts if math.isfinite(drift)]
         return tuple(reports), _Shape(sum(drifts) / len(drifts) if drifts else None, shape.pairwise_cosine)
 
@@ -259,8 +287,32 @@ def _one_answer_each(arrived: Sequence[ClientUpload], cohort: Sequence[int]) -> 
     return [first[client] for client in sorted(first)], surplus
 
 
-def _left_out(client: int) -> UploadError:
-    return UploadError("E111", "no_weight", "the policy gave the upload no weight", f"client {client}", "See what the client reports")
+def _counted(weighing: Weighing, answers: Sequence[ClientUpload]) -> list[tuple[ClientUpload, float]]:
+    """Those with a weight, in client order."""
+    weights = dict(zip(weighing.clients, weighing.weights, strict=True))
+    return [(answer, weights[answer.client]) for answer in answers if answer.client in weights]
+
+
+def _accuracy(metrics: Mapping[str, float] | None) -> float | None:
+    return next((value for name, value in (metrics or {}).items() if not lower_is_better(name)), None)
+
+
+def _of_trust(judged: Judged, orders: Sequence[dict[str, Any]], measured: _Measured) -> dict[str, Any]:
+    """The part of a round's record that tells what the pipeline decided; empty where nothing was to decide."""
+    events, rollout = [*orders, *judged.events], judged.state.facts.get("rollout")
+    found: dict[str, Any] = {"events": events} if events else {}
+    if judged.decision is not None or rollout is not None:
+        found |= judged.notes
+    if rollout is not None:
+        is_open = judged.decision is None or judged.policy is None
+        found |= {
+            "stage": rollout["stage"],
+            "used": "policy" if judged.policy is not None and judged.uses_policy else "by_size",
+            "breaker": "open" if is_open and rollout["wait"] else "half_open" if rollout["wait"] else "closed",
+            "loss_by_size": measured.by_size_loss,
+            "loss_policy": measured.policy_loss,
+        }
+    return found
 
 
 def _not_finite(client: int) -> UploadError:
@@ -270,3 +322,12 @@ def _not_finite(client: int) -> UploadError:
 class _Shape(NamedTuple):
     drift: float | None
     pairwise_cosine: float | None
+
+
+class _Measured(NamedTuple):
+    used: Evaluation | None = None  # of the model that was picked, where it was measured to be picked
+    by_size_loss: float | None = None
+    policy_loss: float | None = None
+
+
+_Updated = tuple[RunState, Cohort | None, str | None]

@@ -8,7 +8,8 @@
     clients.jsonl        one line a (round, client)
     measures.json        where asked: how flat the final model lies
     weights/0007.safetensors    where asked: the global model after each round
-    checkpoints/0400/    server.safetensors, clients.safetensors, progress.json; written aside, then renamed
+    orders.jsonl         what an operator asked of it: clients released, a policy promoted or rolled back
+    checkpoints/0400/    server.safetensors, trust.json and .safetensors, clients.safetensors, progress.json; written aside, then renamed
     clients/             what clients keep, where it lies on disk: a checkpoint names the rows
 
 A checkpoint names the lengths of the two .jsonl files, so a resumed run drops the lines that came after it. Nothing is ever pickled.
@@ -25,11 +26,11 @@ import re
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from safetensors.torch import load_file
 
@@ -79,6 +80,13 @@ def storage(path: Path) -> Iterator[None]:
         raise StorageError(
             "E323", f"{type(problem).__name__}: {problem.strerror or problem}", str(path), "Check the path and its permissions"
         ) from problem
+
+
+class Remembered(NamedTuple):
+    """What guard, screen, policy and breaker know: plain JSON data, and vectors by name."""
+
+    facts: Mapping[str, Any]
+    vectors: Mapping[str, Any]  # name -> tensor
 
 
 class RunFolder:
@@ -198,7 +206,14 @@ class RunFolder:
             what = f"the checkpoint cannot be read ({type(problem).__name__}: {problem})"
             raise StorageError("E322", what, str(found[-1])) from problem
 
-    def checkpoint(self, round: int, state: State, save_clients: Callable[[Path], None], committed: Callable[[Path], None]) -> None:
+    def checkpoint(
+        self,
+        round: int,
+        state: State,
+        trust: Remembered,
+        save_clients: Callable[[Path], None],
+        committed: Callable[[Path], None],
+    ) -> None:
         """Make `round` the point that a resume starts from. Whole or not at all, whenever the process dies."""
         final = self.path / "checkpoints" / f"{round:06d}"
         aside = final.with_name(f".{final.name}.tmp")
@@ -207,6 +222,8 @@ class RunFolder:
             aside.mkdir()
             save_clients(aside)
             save_arrays(to_arrays(state), aside / "server.safetensors")
+            save_arrays(dict(trust.vectors), aside / "trust.safetensors")
+            _write(aside / "trust.json", json.dumps(dict(trust.facts), allow_nan=False))
             lengths = {name: (self.path / name).stat().st_size for name in ("rounds.jsonl", "clients.jsonl")}
             _write(aside / "progress.json", json.dumps({"round": round, "lengths": lengths}))
             for file in [*aside.iterdir(), *(self.path / name for name in lengths)]:
@@ -221,19 +238,22 @@ class RunFolder:
         """Valid checkpoints, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("[0-9]*") if path.is_dir())
 
-    def restore(self, like: State, restore_clients: Callable[[Path | None], None]) -> tuple[int, State]:
-        """(round, state) of the newest checkpoint; (0, like) before the first. Drops the records that came after it."""
+    def restore(
+        self, like: State, trust: Remembered, restore_clients: Callable[[Path | None], None]
+    ) -> tuple[int, State, Remembered]:
+        """(round, state, trust) of the newest checkpoint; (0, like, trust) before the first. Drops the records that came after it."""
         for left in [*self.path.glob("weights/.tmp*"), *self.path.glob("checkpoints/.*.tmp/*")]:
             left.unlink()  # what a killed process was writing aside
         found = self.checkpoints()
         if not found:
             restore_clients(None)
             self._truncate({"rounds.jsonl": 0, "clients.jsonl": 0})
-            return 0, like
+            return 0, like, trust
         newest = found[-1]
         try:
             progress = json.loads((newest / "progress.json").read_text())
             state = from_arrays(like, load_file(newest / "server.safetensors"))
+            trust = Remembered(json.loads((newest / "trust.json").read_text()), load_file(newest / "trust.safetensors"))
             with storage(newest):
                 restore_clients(newest)
         except FedaccordError:
@@ -244,12 +264,21 @@ class RunFolder:
                 "E322", f"the checkpoint cannot be read ({type(problem).__name__}: {problem})", str(newest), remedy
             ) from problem
         self._truncate(progress["lengths"])
-        return int(progress["round"]), state
+        return int(progress["round"]), state, trust
 
     def _truncate(self, lengths: dict[str, int]) -> None:
         for name, length in lengths.items():
             with storage(self.path), (self.path / name).open("r+b") as file:
                 file.truncate(length)
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        """Leave an order of the operator for the process that runs it, or that resumes it."""
+        with storage(self.path), (self.path / "orders.jsonl").open("a") as file:
+            file.write(json.dumps(order, allow_nan=False) + "\n")
+
+    def orders(self) -> list[dict[str, Any]]:
+        """All orders since the run began."""
+        return list(read_lines(self.path / "orders.jsonl"))
 
     def ask_to_stop(self) -> None:
         """Ask the process that runs it to finish its round, save and end."""

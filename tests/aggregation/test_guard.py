@@ -33,8 +33,8 @@ def guard() -> Guard:
 
 def refusal(guard: Guard, upload: Any = ZEROS, buffers: Any = None, report: ClientReport = REPORT) -> UploadError | None:
     answer = ClientUpload(7, upload, buffers_of(MODEL) if buffers is None else buffers, report)
-    others = [ClientUpload(client, ZEROS, buffers_of(MODEL), REPORT) for client in (6, 8)]
-    before, found, after = guard.refusals([others[0], answer, others[1]])
+    others = [ClientUpload(client, ZEROS, buffers_of(MODEL), replace(REPORT, client=client)) for client in (6, 8)]
+    before, found, after = guard.refusals([others[0], answer, others[1]], 1)
     assert before is None and after is None
     return found
 

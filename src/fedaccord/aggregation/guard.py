@@ -15,6 +15,8 @@ from fedaccord.core.reports import ClientReport, number
 from fedaccord.core.state import children
 from fedaccord.core.vector import Buffers, Layout
 
+CLOSE = 0.01  # relative: as far as a client's arithmetic may differ from the server's
+
 
 class Answered(Protocol):
     """What a client sent, with who it is and what it says of itself."""
@@ -38,9 +40,9 @@ class Guard:
     layout: Layout
     max_examples: float  # the largest count that a client may report
 
-    def refusals(self, answers: Sequence[Answered]) -> list[UploadError | None]:
-        """Why each upload is refused, or None."""
-        found = [self._form(each) for each in answers]
+    def refusals(self, answers: Sequence[Answered], round: int) -> list[UploadError | None]:
+        """Why each upload is refused in this round, or None."""
+        found = [self._form(each) or self._belongs(each, round) for each in answers]
         fit = [i for i, problem in enumerate(found) if problem is None]
         uploads, buffers = [children(answers[i].upload) for i in fit], [answers[i].buffers for i in fit]
         for expected, tables in ((children(self.template), uploads), (self.buffers, buffers)):
@@ -49,7 +51,32 @@ class Guard:
                 for i, value, is_finite in zip(fit, values, _are_finite(values), strict=True):
                     if not is_finite and found[i] is None:
                         found[i] = self._non_finite(name, value, f"client {answers[i].client}")
+        for i in (i for i in fit if found[i] is None):
+            found[i] = self._claims(answers[i])
         return found
+
+    def _belongs(self, answer: Answered, round: int) -> UploadError | None:
+        """Whether it is this client's answer to this round."""
+        where, report = f"client {answer.client}", answer.report
+        if report.round != round:
+            what = f"the upload is an answer to round {_shown(report.round)}, this is round {round}"
+            return UploadError("E117", "stale", what, where, "The client has to train from the present model")
+        if report.client != answer.client:
+            return UploadError("E118", "contradiction", f"the report is signed by client {_shown(report.client)}", where)
+        return None
+
+    def _claims(self, answer: Answered) -> UploadError | None:
+        """What a client says of its upload against the upload."""
+        report, where = answer.report, f"client {answer.client}"
+        if (number(report.gradients) or 0) < report.steps:
+            what = f"the client says it took {report.steps} steps with {_shown(report.gradients)} gradients"
+            return UploadError("E118", "contradiction", what, where, "A step needs a gradient")
+        if report.update_norm is not None:
+            said, found = number(report.update_norm), float(answer.upload.delta.double().norm())
+            if said is None or abs(said - found) > CLOSE * max(found, 1e-12):
+                what = f"the client says its update is {_shown(report.update_norm)} long, it is {found:.3g}"
+                return UploadError("E118", "contradiction", what, where)
+        return None
 
     def _form(self, answer: Answered) -> UploadError | None:
         """Everything but the numbers in the tensors."""

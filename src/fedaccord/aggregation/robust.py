@@ -68,7 +68,7 @@ def coordinate_median(vectors: Sequence[Tensor]) -> Tensor:
     """The median of each coordinate [d], of an even number the mean of the middle two (Yin et al. 2018, arXiv:1803.01498, definition 1)."""
     low, high = (len(vectors) - 1) // 2, len(vectors) // 2
     median = torch.empty_like(vectors[0])
-    for chunk, ordered in _sorted_blocks(vectors):
+    for chunk, ordered in sorted_blocks(vectors):
         median[chunk] = torch.from_numpy(ordered[:, low] * 0.5 + ordered[:, high] * 0.5)
     return median
 
@@ -83,7 +83,7 @@ def trimmed_mean(vectors: Sequence[Tensor], share: float) -> Tensor:
     count = len(vectors)
     cut = min(math.floor(share * count + 1e-9), (count - 1) // 2)  # 0.29 * 100 is a little less than 29
     mean = torch.empty_like(vectors[0])
-    for chunk, ordered in _sorted_blocks(vectors):
+    for chunk, ordered in sorted_blocks(vectors):
         mean[chunk] = torch.from_numpy(ordered[:, cut : count - cut].mean(axis=1))
     return mean
 
@@ -116,7 +116,7 @@ def _connected(close: Tensor) -> list[Tensor]:
     return [torch.from_numpy(np.flatnonzero(labels == label)) for label in np.flatnonzero(np.bincount(labels) > 1)]
 
 
-def _sorted_blocks(vectors: Sequence[Tensor]) -> Iterator[tuple[slice, np.ndarray[Any, Any]]]:
+def sorted_blocks(vectors: Sequence[Tensor]) -> Iterator[tuple[slice, np.ndarray[Any, Any]]]:
     """(chunk, its coordinates' values in ascending order [chunk, C]). Numpy sorts a row faster than torch finds its median."""
     own = torch.promote_types(vectors[0].dtype, torch.float32)
     for chunk in chunks(len(vectors[0]), _width(len(vectors))):

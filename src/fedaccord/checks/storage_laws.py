@@ -8,12 +8,13 @@ from typing import Any
 
 from safetensors.torch import load, load_file, save
 
+from fedaccord.aggregation.trust import TrustState
 from fedaccord.checks.law import Breach
 from fedaccord.checks.trial import ROUNDS, Trial, make_task, prepare_trial, traced, with_batch_norm_and_dropout
 from fedaccord.checks.watched import first_difference
 from fedaccord.core.arrays import save_arrays
 from fedaccord.core.state import from_arrays, to_arrays
-from fedaccord.runs import Record, RunFolder
+from fedaccord.runs import Record, Remembered, RunFolder
 from fedaccord.runtime.options import RuntimeOptions
 
 HALF = ROUNDS // 2
@@ -28,7 +29,7 @@ def round_trip(trial: Trial) -> None:
     for t in range(1, ROUNDS + 1):
         server = trace.server(t)
         pairs += [("the server's state", server, first), ("what is sent", method.broadcast(server), method.broadcast(first))]
-        pairs += [("an upload", upload, trace.prepared.federation.guard.template) for upload in trace.uploads[t - 1].values()]
+        pairs += [("an upload", upload, trace.prepared.federation.trust.guard.template) for upload in trace.uploads[t - 1].values()]
         pairs += [("what a client keeps", trace.kept(t, client), trace.kept(0, client)) for client in trace.states[t - 1]]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.safetensors"
@@ -66,10 +67,11 @@ def _resumed(trial: Trial, folder: Path, store: Any) -> list[Any]:
             if state.round == HALF:
                 break
         runtime = begun.federation.runtime
-        disk.checkpoint(HALF, {"server": state.server, "buffers": state.buffers}, runtime.save, runtime.committed)
+        trust = Remembered(*state.trust)
+        disk.checkpoint(HALF, {"server": state.server, "buffers": state.buffers}, trust, runtime.save, runtime.committed)
         anew = prepare_trial(trial.algorithm, task, **options)
         like = {"server": anew.start.server, "buffers": anew.start.buffers}
-        round, parts = disk.restore(like, anew.federation.runtime.restore)
-        return traced(anew, start=anew.start._replace(round=round, **parts)).bits()
+        round, parts, trust = disk.restore(like, Remembered(*anew.start.trust), anew.federation.runtime.restore)
+        return traced(anew, start=anew.start._replace(round=round, trust=TrustState(*trust), **parts)).bits()
     finally:
         disk.close()

@@ -10,6 +10,8 @@ from typing import Any, get_type_hints
 
 from fedaccord.config.fields import checked, choice_of, crossed, hints_of, section_of
 from fedaccord.config.layers import DEFAULT, Key, Settings, as_table, dotted, shown
+from fedaccord.aggregation.policy import Policy
+from fedaccord.aggregation.screen import Screen
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError
 from fedaccord.experiment import CHOICES, Experiment, plain
@@ -244,12 +246,12 @@ def keywords_of(factory: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, 
     )
 
 
+BASES = (Algorithm, Policy, Screen)  # choices that are subclasses
 METHODS: dict[str, tuple[str, ...]] = {  # what an object must have to stand in for a choice that is a protocol
     "Partitioner": ("split",),
     "LocalOptimizer": ("init", "step", "effective_steps"),
     "Schedule": ("factor",),
     "ServerOptimizer": ("init", "step"),
-    "Policy": ("weigh",),
     "Sampler": ("draw",),
 }
 
@@ -257,8 +259,8 @@ METHODS: dict[str, tuple[str, ...]] = {  # what an object must have to stand in 
 def check_kind(kind: type, found: Any, name: str, where: str) -> None:
     """E202 unless the class, or the object, can stand in for this choice."""
     cls = found if isinstance(found, type) else type(found)
-    if kind is Algorithm:
-        missing = [] if issubclass(cls, Algorithm) else ["a subclass of fedaccord.Algorithm"]
+    if kind in BASES:
+        missing = [] if issubclass(cls, kind) else [f"a subclass of fedaccord.{kind.__name__}"]
     else:
         missing = [f"a method '{method}'" for method in METHODS[kind.__name__] if not callable(getattr(cls, method, None))]
     if missing:
@@ -267,7 +269,7 @@ def check_kind(kind: type, found: Any, name: str, where: str) -> None:
             "E202",
             f"{name} is not {article} {kind.__name__}",
             where,
-            f"It must be {missing[0]}" if kind is Algorithm else f"It lacks {', '.join(missing)}",
+            f"It must be {missing[0]}" if kind in BASES else f"It lacks {', '.join(missing)}",
         )
     if isinstance(found, type) and not dataclasses.is_dataclass(found):
         raise ConfigError("E202", f"{name} is no dataclass", where, "Decorate it with @dataclass(frozen=True)")

@@ -59,11 +59,13 @@ class ClientReport:
     bytes_up: int = 0
     seconds: float = 0.0
     signals: dict[str, float | None] = field(default_factory=dict)
+    latency: float | None = None  # seconds of computing, where the device's speed is known; `seconds` is what this machine took
+    judged: dict[str, float | None] = field(default_factory=dict)  # what the server computed about it and its policy decided
 
     def record(self) -> dict[str, Any]:
         """The line of clients.jsonl; what is no number in it becomes None, since a refused report may hold anything."""
         line: dict[str, Any] = {"kind": "train", **{each.name: getattr(self, each.name) for each in fields(self)}}
-        for name in ("num_examples", "steps", "gradients", "loss", "bytes_up", "seconds"):
+        for name in ("num_examples", "steps", "gradients", "loss", "bytes_up", "seconds", "latency"):
             line[name] = number(line[name])
         line["epoch_losses"] = [number(loss) for loss in self.epoch_losses] if isinstance(self.epoch_losses, list | tuple) else []
         line["signals"] = {str(name): number(value) for name, value in self.signals.items()} if isinstance(self.signals, dict) else {}
@@ -108,6 +110,7 @@ class RoundReport:
     model_kept: bool  # True: nothing was accepted and the model is the old one
     reason: str | None
     alerts: tuple[str, ...] = ()  # what the method tells an operator
+    trust: dict[str, Any] = field(default_factory=dict)  # what guard, policy and breaker decided, where they decided anything
 
     def record(self) -> dict[str, Any]:
         """The line of rounds.jsonl."""

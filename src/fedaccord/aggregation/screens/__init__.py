@@ -1,0 +1,7 @@
+"""The screens by name: `[aggregation.screen] name = ...`."""
+
+from __future__ import annotations
+
+from fedaccord.aggregation.screen import Screen
+
+SCREENS: dict[str, type[Screen]] = {}
