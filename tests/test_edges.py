@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -203,22 +204,22 @@ def test_a_disk_without_space_under_state_on_disk_gives_its_code(tmp_path: Path)
         subprocess.run(["umount", disk], check=True)
 
 
-class Weighing:
-    def __init__(self, weights: list[float]) -> None:
-        self.weights = weights
+@dataclass(frozen=True)
+class Weighing(fa.Policy):
+    weights: tuple[float, ...]
 
-    def weigh(self, reports: Any) -> Tensor:
-        return torch.tensor(self.weights)
+    def weigh(self, cohort: fa.CohortView, memory: Any) -> fa.Decision:
+        return fa.Decision(torch.tensor(self.weights, dtype=torch.float64))
 
 
 def test_a_negative_weight_leaves_a_client_out() -> None:
-    found = run(with_batch_norm, policy=Weighing([2.0, -1.0]), rounds=1)
+    found = run(with_batch_norm, policy=Weighing((2.0, -1.0)), rounds=1)
     assert found.clients.weight.tolist() == [1.0, 0.0] and found.rounds.refused[0][0]["reason"] == "no_weight"
 
 
 def test_a_policy_that_forgets_a_client_is_named() -> None:
     with pytest.raises(fa.ConfigError, match="E215 Weighing gave weights of shape"):
-        run(with_batch_norm, policy=Weighing([1.0]), rounds=1)
+        run(with_batch_norm, policy=Weighing((1.0,)), rounds=1)
 
 
 @pytest.mark.parametrize("cohort", [10, [[0, 1], [2, 9]], [[0], [1]]], ids=["too many", "a stranger", "a script too short"])
@@ -303,9 +304,9 @@ def test_a_class_in_place_of_a_method_is_named() -> None:
 
 
 def test_a_policy_is_not_asked_about_nobody() -> None:
-    class Picky:
-        def weigh(self, reports: Any) -> Tensor:
-            return torch.ones(len(reports)) / torch.tensor([each.num_examples for each in reports]).min()
+    class Picky(fa.Policy):
+        def weigh(self, cohort: fa.CohortView, memory: Any) -> fa.Decision:
+            return fa.Decision(torch.ones(len(cohort.reports)) / cohort.counts.min())
 
     found = run(with_batch_norm, policy=Picky(), local=fa.LocalPlan(lr=1e30, epochs=3, batch_size=8))
     assert found.rounds.model_kept.all() and set(found.rounds.reason) == {"no usable upload"}

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import fedaccord as fa
 from fedaccord.aggregation.guard import Guard
-from fedaccord.aggregation.policy import BySize, Equal
+from fedaccord.aggregation.policy import BySize, CohortView, Decision, Equal, Memory, Policy
+from fedaccord.aggregation.trust import Trust
 from fedaccord.algorithms import DynamicSAM, FedAvg, FedDyn
 from fedaccord.checks.trial import run_traced
 from fedaccord.core.algorithm import Server, Upload
@@ -70,10 +71,11 @@ class Clients:
 def federation(clients: Clients, **changes: Any) -> Federation:
     layout = Layout.of(nn.Linear(2, 1, bias=False))
     algorithm = changes.pop("algorithm", FedAvg())
+    guard = Guard(upload_template(algorithm, W, layout), {}, layout, 1000)
     defaults: dict[str, Any] = {
         "algorithm": algorithm,
         "runtime": clients,
-        "trust": Trust(Guard(upload_template(algorithm, W, layout), {}, layout, 1000)),
+        "trust": Trust(guard, changes.pop("policy", BySize())),
         "plan": LocalPlan(lr=0.1),
         "rounds": 3,
         "seed": 0,
@@ -269,18 +271,18 @@ def test_a_script_is_followed_and_checked() -> None:
 
 
 def test_the_default_policy_is_by_size() -> None:
-    assert federation(Clients({})).policy == BySize()
+    assert federation(Clients({})).trust.policy == BySize()
 
 
 @dataclasses.dataclass(frozen=True)
-class Says:
+class Says(Policy):
     """A policy that gives the weights it was made with, and is never asked about nobody."""
 
     weights: tuple[float, ...]
 
-    def weigh(self, reports: Sequence[ClientReport]) -> Tensor:
-        assert reports
-        return torch.tensor(self.weights, dtype=torch.float64)
+    def weigh(self, cohort: CohortView, memory: Memory) -> Decision:
+        assert cohort.reports
+        return Decision(torch.tensor(self.weights, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, 0.0])

@@ -17,7 +17,9 @@ import fedaccord as fa
 from fedaccord import runs
 from fedaccord.algorithms import REGISTRY
 from fedaccord.core.errors import ConfigError, StorageError
-from fedaccord.runs import Record, RunFolder
+from fedaccord.runs import Record, Remembered, RunFolder
+
+NOTHING = Remembered({}, {})
 
 
 def rows(num: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -137,6 +139,8 @@ def test_the_folder_holds_what_the_documentation_says(task: fa.Task, tmp_path: P
     } <= names
     assert {path.name for path in (folder / "checkpoints" / "000007").iterdir()} == {
         "server.safetensors",
+        "trust.safetensors",
+        "trust.json",
         "clients.safetensors",
         "progress.json",
     }
@@ -162,8 +166,8 @@ def test_a_stop_that_is_asked_for_ends_after_the_round_and_can_be_resumed(task: 
 
 
 def test_a_run_that_fails_says_so_in_its_status(tmp_path: Path, task: fa.Task) -> None:
-    class Broken:
-        def weigh(self, reports: Any) -> Tensor:
+    class Broken(fa.Policy):
+        def weigh(self, cohort: fa.CohortView, memory: Any) -> fa.Decision:
             raise KeyError("a fault in a policy")
 
     with pytest.raises(Exception, match="E701"):
@@ -191,7 +195,7 @@ def test_two_processes_cannot_run_the_same_folder(tmp_path: Path) -> None:
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "run")
     for t in range(1, 6):
-        folder.checkpoint(t, {"w": torch.full((2,), float(t))}, lambda path: None, lambda path: None)
+        folder.checkpoint(t, {"w": torch.full((2,), float(t))}, NOTHING, lambda path: None, lambda path: None)
     assert [path.name for path in folder.checkpoints()] == ["000004", "000005"]
     folder.close()
 
@@ -200,26 +204,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_can_be_used(tmp_path: 
     folder = folder_of(tmp_path / "run")
     like = {"w": torch.zeros(2)}
     for t in (1, 2):
-        folder.checkpoint(t, {"w": torch.full((2,), float(t))}, lambda path: None, lambda path: None)
+        folder.checkpoint(t, {"w": torch.full((2,), float(t))}, NOTHING, lambda path: None, lambda path: None)
     damaged = folder.path / "checkpoints" / "000002" / "server.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:10])
     with pytest.raises(StorageError, match="E322 the checkpoint cannot be read"):
-        folder.restore(like, lambda path: None)
+        folder.restore(like, NOTHING, lambda path: None)
     shutil.rmtree(damaged.parent)
-    round, state = folder.restore(like, lambda path: None)
+    round, state, _ = folder.restore(like, NOTHING, lambda path: None)
     assert round == 1 and state["w"].tolist() == [1.0, 1.0]
     folder.close()
 
 
 def test_a_full_disk_has_its_code_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "run")
-    folder.checkpoint(1, {"w": torch.ones(2)}, lambda path: None, lambda path: None)
+    folder.checkpoint(1, {"w": torch.ones(2)}, NOTHING, lambda path: None, lambda path: None)
 
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(StorageError, match=r"E321 the disk is full .* resume"):
-        folder.checkpoint(2, {"w": torch.ones(2)}, full, lambda path: None)
+        folder.checkpoint(2, {"w": torch.ones(2)}, NOTHING, full, lambda path: None)
     assert [path.name for path in folder.checkpoints()] == ["000001"]
     folder.close()
 

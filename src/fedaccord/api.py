@@ -91,10 +91,10 @@ def run(
 
     cohort: how many clients each round asks (int), the chance of each client (float below 1), a `Sampler`, or a list of client ids for
     each round. local: learning rate, epochs, batch size (or "full"), optimiser, schedule, weight decay, clip and its scope.
-    policy: who counts for how much: `BySize()` (default), `Equal()`, or another of `aggregation.policies`. screen: robust statistics before
-    it. rollout: how a learned policy comes into use: its stages and its breaker. local_parts: what stays with each client: "none", "buffers" (batch-norm statistics) or
-    "batch_norm" (weights and biases too); "method": what the method says. devices: who is weak, how fast, and each round's deadline.
-    client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
+    policy: who counts for how much: `BySize()` (default), `Equal()`, or another of `aggregation.policies`. screen: robust statistics
+    before it. rollout: how a learned policy comes into use, its stages and its breaker. local_parts: what stays with each client: "none",
+    "buffers" (batch-norm statistics) or "batch_norm" (weights and biases too); "method": what the method says. devices: who is weak, how
+    fast, and each round's deadline. client_test, client_validation: shares of each client's examples that do not train; 0 lets all train.
     evaluate_every, evaluate_clients_every: rounds between measurements on the task's data, and on the clients' own held-out examples
     (0: after the last round only), there of at most `evaluated_clients`, drawn once.
     initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.

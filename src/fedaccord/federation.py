@@ -42,6 +42,25 @@ class RunState(NamedTuple):
 OwnData = Callable[[RunState, int, float], ServerData]  # (state, round, lr) -> what the server can measure itself in this round
 
 
+class Collected(NamedTuple):
+    """A round whose uploads have arrived, and of which nobody has judged any."""
+
+    state: RunState  # before the round, with the operator's orders obeyed
+    context: Context
+    lr: float
+    cohort: tuple[int, ...]
+    sent: State
+    answers: list[ClientUpload]  # in client order, one a client
+    surplus: list[tuple[int, UploadError]]
+    orders: list[dict[str, Any]]  # events
+    started: float  # seconds, monotonic
+
+    @property
+    def errors(self) -> dict[int, UploadError]:
+        """Of those who had nothing to send."""
+        return {answer.client: answer.error for answer in self.answers if answer.error is not None}
+
+
 class RoundResult(NamedTuple):
     state: RunState
     report: RoundReport
@@ -101,6 +120,10 @@ class Federation:
 
     def round(self, state: RunState) -> RoundResult:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
+        return self.conclude(self.collect(state))
+
+    def collect(self, state: RunState) -> Collected:
+        """The first half of a round: who is asked, and what they send."""
         started, t = time.perf_counter(), state.round + 1
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
         trust, orders = self.trust.obeyed(self.orders(), state.trust)
@@ -111,7 +134,13 @@ class Federation:
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
         context = Context(t, self.seed, len(cohort), self.algorithm.confidence, self._own_data(state, t, lr), accuracies)
-        judged, (new, summed, reason), measured = self._aggregated(state, answers, context)
+        return Collected(state, context, lr, cohort, sent, answers, surplus, orders, started)
+
+    def conclude(self, collected: Collected) -> RoundResult:
+        """The second half: who counts for how much, and what comes of it."""
+        state, context, lr, cohort, sent, answers, surplus, orders, started = collected
+        t = context.round
+        judged, (new, summed, reason), measured = self._aggregated(collected)
         refusals, counted = judged.refused(judged.used), _counted(judged.used, answers)
         if summed is None:
             refusals |= {answer.client: _not_finite(answer.client) for answer, _ in counted}
@@ -181,10 +210,10 @@ class Federation:
         values = {client: _accuracy(each.metrics) for client, each in zip(cohort, found, strict=True)}
         return {client: value for client, value in values.items() if value is not None}
 
-    def _aggregated(self, state: RunState, answers: Sequence[ClientUpload], context: Context) -> tuple[Judged, _Updated, _Measured]:
+    def _aggregated(self, collected: Collected) -> tuple[Judged, _Updated, _Measured]:
         """Who counts for how much, and the model that comes of it: the policy's, or FedAvg's on the same uploads."""
-        errors = {answer.client: answer.error for answer in answers if answer.error is not None}
-        judged, t = self.trust.judge(answers, errors, context, state.trust), context.round
+        state, context, answers = collected.state, collected.context, collected.answers
+        judged, t = self.trust.judge(answers, collected.errors, context, state.trust), context.round
         by_size = self._updated(state, judged.by_size, answers, t)
         if judged.policy is None:
             return judged, by_size, _Measured()

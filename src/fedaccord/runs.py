@@ -32,9 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from safetensors.torch import load_file
-
-from fedaccord.core.arrays import save_arrays
+from fedaccord.core.arrays import load_arrays, save_arrays
 from fedaccord.core.errors import ConfigError, FedaccordError, StorageError
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport
 from fedaccord.core.state import State, from_arrays, to_arrays
@@ -186,7 +184,7 @@ class RunFolder:
         path = self.path / "weights" / f"{round:06d}.safetensors"
         if not path.exists():
             raise ConfigError("E210", f"the weights of round {round} were not kept", str(self.path), "Set run.keep_weights = true")
-        return load_file(path)["w"]
+        return load_arrays(path)["w"]
 
     def keep_measures(self, measures: dict[str, Any]) -> None:
         """Store, or replace, what was measured of the global model."""
@@ -199,7 +197,7 @@ class RunFolder:
         if not found:
             raise ConfigError("E210", "there is no checkpoint yet", str(self.path), "Wait for the first, or: fedaccord resume RUN")
         try:
-            arrays = load_file(found[-1] / "server.safetensors")
+            arrays = load_arrays(found[-1] / "server.safetensors")
             buffers = {name.removeprefix("buffers."): value for name, value in arrays.items() if name.startswith("buffers.")}
             return int(found[-1].name), arrays["server.w"], buffers
         except Exception as problem:
@@ -238,9 +236,7 @@ class RunFolder:
         """Valid checkpoints, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("[0-9]*") if path.is_dir())
 
-    def restore(
-        self, like: State, trust: Remembered, restore_clients: Callable[[Path | None], None]
-    ) -> tuple[int, State, Remembered]:
+    def restore(self, like: State, trust: Remembered, restore_clients: Callable[[Path | None], None]) -> tuple[int, State, Remembered]:
         """(round, state, trust) of the newest checkpoint; (0, like, trust) before the first. Drops the records that came after it."""
         for left in [*self.path.glob("weights/.tmp*"), *self.path.glob("checkpoints/.*.tmp/*")]:
             left.unlink()  # what a killed process was writing aside
@@ -252,8 +248,8 @@ class RunFolder:
         newest = found[-1]
         try:
             progress = json.loads((newest / "progress.json").read_text())
-            state = from_arrays(like, load_file(newest / "server.safetensors"))
-            trust = Remembered(json.loads((newest / "trust.json").read_text()), load_file(newest / "trust.safetensors"))
+            state = from_arrays(like, load_arrays(newest / "server.safetensors"))
+            trust = Remembered(json.loads((newest / "trust.json").read_text()), load_arrays(newest / "trust.safetensors"))
             with storage(newest):
                 restore_clients(newest)
         except FedaccordError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +24,7 @@ class Upload(NamedTuple):
 MODEL = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
 D = Layout.of(MODEL).size
 ZEROS = Upload(torch.zeros(D), torch.zeros(D))
-REPORT = ClientReport(round=1, client=7, num_examples=5, steps=3)
+REPORT = ClientReport(round=1, client=7, num_examples=5, steps=3, gradients=3)
 
 
 @pytest.fixture()
@@ -82,7 +83,7 @@ def test_missing_and_unknown_fields_are_named(guard: Guard) -> None:
 
 @pytest.mark.parametrize(("count", "code"), [(0, "E105"), (-1, "E105"), (float("nan"), "E105"), (101, "E106"), (100, None), (0.5, None)])
 def test_counts_must_be_positive_finite_and_within_the_task(guard: Guard, count: float, code: str | None) -> None:
-    error = refusal(guard, report=ClientReport(1, 7, count, steps=3))
+    error = refusal(guard, report=ClientReport(1, 7, count, steps=3, gradients=3))
     assert (error.code if error else None) == code
 
 
@@ -92,10 +93,10 @@ def test_no_work_is_no_update(guard: Guard) -> None:
 
 
 def test_a_signal_that_was_not_measured_is_no_reason_to_refuse(guard: Guard) -> None:
-    assert refusal(guard, report=ClientReport(1, 7, 5, steps=3, signals={"rho": None, "gamma": -0.2})) is None
+    assert refusal(guard, report=ClientReport(1, 7, 5, steps=3, gradients=3, signals={"rho": None, "gamma": -0.2})) is None
 
 
 def test_messages_stay_short_whatever_was_sent(guard: Guard) -> None:
     for count in ("x" * 10**6, 10**5000, [0] * 10**5, object()):
-        error = refusal(guard, report=ClientReport(1, 7, count, steps=3))  # type: ignore[arg-type]
+        error = refusal(guard, report=ClientReport(1, 7, count, steps=3, gradients=3))  # type: ignore[arg-type]
         assert error is not None and error.code == "E105" and len(str(error)) < 300

@@ -22,9 +22,9 @@ def test_the_buffers_of_a_refused_client_are_not_averaged_in() -> None:
     assert all(float(b.double().max()) < 100 for b in trace.results[0].state.buffers.values())
 
 
-class WithoutTwo:
-    def weigh(self, reports: Any) -> torch.Tensor:
-        return torch.tensor([0.0 if report.client == 2 else 1.0 for report in reports], dtype=torch.float64)
+class WithoutTwo(fa.Policy):
+    def weigh(self, cohort: fa.CohortView, memory: Any) -> fa.Decision:
+        return fa.Decision(torch.tensor([0.0 if client == 2 else 1.0 for client in cohort.clients], dtype=torch.float64))
 
 
 def test_a_client_that_the_policy_leaves_out_is_not_settled_either() -> None:

@@ -57,9 +57,9 @@ def test_kept_moments_survive_a_resume_to_the_bit(tmp_path: Path, state: str, op
 def test_a_refused_clients_moments_stay_as_they_were() -> None:
     """Two clients, each asked in every round; the policy leaves the second one out in round 2."""
 
-    class First:
-        def weigh(self, reports: Any) -> torch.Tensor:
-            return torch.tensor([0.0 if report.round == 2 and report.client == 1 else 1.0 for report in reports])
+    class First(fa.Policy):
+        def weigh(self, cohort: fa.CohortView, memory: Any) -> fa.Decision:
+            return fa.Decision(torch.tensor([0.0 if cohort.round == 2 and client == 1 else 1.0 for client in cohort.clients]))
 
     plan = fa.LocalPlan(lr=0.1, epochs=1, batch_size="full", optimizer=fa.Sgd(momentum=0.5), keep_moments=True)
     options: dict[str, Any] = {"cohort": [[0, 1], [0, 1], [1]], "rounds": 3, "client_test": 0.0, "initial": torch.tensor([1.0])}

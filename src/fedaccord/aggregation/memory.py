@@ -15,8 +15,20 @@ from fedaccord.core.errors import UploadError
 from fedaccord.core.rng import stream
 
 SAMPLE = 1024  # coordinates that tell uploads apart
-COUNTED = ("non_finite", "wrong_shape", "wrong_dtype", "wrong_fields", "bad_count", "count_too_large", "no_steps", "stale", "replayed",
-           "copied", "contradiction")  # refusals that lead into quarantine: what an honest client in order does not send
+FEWEST = 16  # numbers that are not zero: with fewer, honest clients may well send the same
+COUNTED = (
+    "non_finite",
+    "wrong_shape",
+    "wrong_dtype",
+    "wrong_fields",
+    "bad_count",
+    "count_too_large",
+    "no_steps",
+    "stale",
+    "replayed",
+    "copied",
+    "contradiction",
+)  # refusals that lead into quarantine: what an honest client in order does not send
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,11 @@ class Digests:
         self._places = None if size <= SAMPLE else torch.from_numpy(stream(0, "digest", size).choice(size, SAMPLE, replace=False))
 
     def of(self, delta: Tensor) -> str | None:
-        """The digest of a change [d]; None where it is all zeros, which says nothing about where it comes from."""
+        """The digest of a change [d]; None where nearly all of it is zero, which says nothing about where it comes from."""
         sample = delta if self._places is None else delta[self._places]
-        if not sample.any():
-            sample = delta  # a sparse update may be zero in all of the sample
-            if not sample.any():
+        if int(sample.count_nonzero()) < FEWEST:
+            sample = delta  # of a sparse update, all of it
+            if int(sample.count_nonzero()) < FEWEST:
                 return None
         return hashlib.blake2b(sample.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
 

@@ -30,6 +30,7 @@ class CohortView:
     counts: Tensor  # [C] float64, sample counts as the screen left them
     figures: Mapping[str, Tensor] = field(default_factory=dict)  # what the server computed: name -> [C] float64, NaN where unknown
     asked: int = 0  # clients that the round asked
+    size: int = 1  # numbers of the model, d
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -128,7 +128,11 @@ class Trust:
                 facts["quarantine"] = memory.released(facts.get("quarantine", {}), order["clients"])
                 found = [{"event": "released", "client": client} for client in order["clients"]]
             elif "rollout" in facts and self.rollout is not None and order.get("order") in ("promote", "rollback"):
-                moved = rollout.promoted(self.rollout, facts["rollout"]) if order["order"] == "promote" else rollout.rolled_back(facts["rollout"])
+                moved = (
+                    rollout.promoted(self.rollout, facts["rollout"])
+                    if order["order"] == "promote"
+                    else rollout.rolled_back(facts["rollout"])
+                )
                 facts["rollout"], found = moved
             events += [{**event, "by": "operator"} for event in found]
         return (state._replace(facts={**facts, "orders": len(orders)}), events) if len(orders) > done else (state, [])
@@ -214,7 +218,7 @@ class Trust:
         if ACCURACY in self.policy.looks_at:
             own = [context.accuracies.get(answer.client, torch.nan) for answer in chosen]
             found = {**found, ACCURACY: torch.tensor(own, dtype=torch.float64)}
-        return CohortView(context.round, context.seed, reports, counts, found, context.asked)
+        return CohortView(context.round, context.seed, reports, counts, found, context.asked, self.guard.layout.size)
 
     def _decided(
         self, base: Judged, view: CohortView, chosen: Sequence[Answered], factors: Tensor, scales: Tensor, context: Context
@@ -279,7 +283,8 @@ class Trust:
         final = shares if self.projection is None else self.projection(shares, by_size)
         if plan.canary:
             final = rollout.canary_weights(rules, final, by_size, t, context.seed)
-        weighing = _weighing(chosen, final * factors, scales, None)
+        # A policy that says what FedAvg says gives FedAvg's bits.
+        weighing = base.by_size if torch.equal(final, by_size) else _weighing(chosen, final * factors, scales, None)
         return self._taken(base._replace(policy=weighing, uses_policy=plan.uses), view, decision, final)
 
     def fallen_back(self, judged: Judged, t: int, cause: str, detail: str | None = None) -> Judged:
@@ -348,5 +353,3 @@ def _weighing(chosen: Sequence[Answered], weights: Tensor, scales: Tensor, combi
 
 def _no_weight(client: int) -> UploadError:
     return UploadError("E111", "no_weight", "the policy gave the upload no weight", f"client {client}", "See what the client reports")
-
-

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from fedaccord.config.fields import checked, choice_of, crossed, hints_of, section_of
-from fedaccord.config.layers import DEFAULT, Key, Settings, as_table, dotted, shown
 from fedaccord.aggregation.policy import Policy
 from fedaccord.aggregation.screen import Screen
+from fedaccord.config.fields import checked, choice_of, crossed, hints_of, section_of
+from fedaccord.config.layers import DEFAULT, Key, Settings, as_table, dotted, shown
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError
 from fedaccord.experiment import CHOICES, Experiment, plain
