@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaccord.aggregation.geometry import geometry
 from fedaccord.aggregation.policy import Outcome
 from fedaccord.aggregation.sums import mean_buffers, weighted_sum, weighted_sums
-from fedaccord.aggregation.trust import Context, Judged, ServerData, Trust, TrustState, Weighing
+from fedaccord.aggregation.trust import Context, Examined, Judged, ServerData, Trust, TrustState, Weighing
 from fedaccord.core.algorithm import Algorithm, Cohort
 from fedaccord.core.errors import UploadError
 from fedaccord.core.local import LocalPlan
@@ -43,7 +43,7 @@ OwnData = Callable[[RunState, int, float], ServerData]  # (state, round, lr) -> 
 
 
 class Collected(NamedTuple):
-    """A round whose uploads have arrived, and of which nobody has judged any."""
+    """A round whose uploads have arrived, and of which no policy has judged any."""
 
     state: RunState  # before the round, with the operator's orders obeyed
     context: Context
@@ -52,13 +52,9 @@ class Collected(NamedTuple):
     sent: State
     answers: list[ClientUpload]  # in client order, one a client
     surplus: list[tuple[int, UploadError]]
+    examined: Examined
     orders: list[dict[str, Any]]  # events
     started: float  # seconds, monotonic
-
-    @property
-    def errors(self) -> dict[int, UploadError]:
-        """Of those who had nothing to send."""
-        return {answer.client: answer.error for answer in self.answers if answer.error is not None}
 
 
 class RoundResult(NamedTuple):
@@ -123,7 +119,7 @@ class Federation:
         return self.conclude(self.collect(state))
 
     def collect(self, state: RunState) -> Collected:
-        """The first half of a round: who is asked, and what they send."""
+        """The first half of a round: who is asked, what they send, and what guard and screen say of it."""
         started, t = time.perf_counter(), state.round + 1
         lr = self.plan.lr * self.plan.schedule.factor(t, self.rounds)
         trust, orders = self.trust.obeyed(self.orders(), state.trust)
@@ -134,11 +130,13 @@ class Federation:
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
         context = Context(t, self.seed, len(cohort), self.algorithm.confidence, self._own_data(state, t, lr), accuracies)
-        return Collected(state, context, lr, cohort, sent, answers, surplus, orders, started)
+        errors = {answer.client: answer.error for answer in answers if answer.error is not None}
+        examined = self.trust.examine(answers, errors, context, state.trust)
+        return Collected(state, context, lr, cohort, sent, answers, surplus, examined, orders, started)
 
     def conclude(self, collected: Collected) -> RoundResult:
         """The second half: who counts for how much, and what comes of it."""
-        state, context, lr, cohort, sent, answers, surplus, orders, started = collected
+        state, context, lr, cohort, sent, answers, surplus, _, orders, started = collected
         t = context.round
         judged, (new, summed, reason), measured = self._aggregated(collected)
         refusals, counted = judged.refused(judged.used), _counted(judged.used, answers)
@@ -213,7 +211,7 @@ class Federation:
     def _aggregated(self, collected: Collected) -> tuple[Judged, _Updated, _Measured]:
         """Who counts for how much, and the model that comes of it: the policy's, or FedAvg's on the same uploads."""
         state, context, answers = collected.state, collected.context, collected.answers
-        judged, t = self.trust.judge(answers, collected.errors, context, state.trust), context.round
+        judged, t = self.trust.decide(collected.examined, context), context.round
         by_size = self._updated(state, judged.by_size, answers, t)
         if judged.policy is None:
             return judged, by_size, _Measured()

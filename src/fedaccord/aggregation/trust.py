@@ -97,6 +97,17 @@ class Judged(NamedTuple):
         return {client: {name: column[i] for name, column in values.items()} for i, client in enumerate(self.view.clients)}
 
 
+class Examined(NamedTuple):
+    """A round's uploads after guard and screen."""
+
+    base: Judged  # if FedAvg's weights decide
+    digests: Mapping[str, int]
+    view: CohortView | None = None  # None: there is nothing for a policy to decide
+    chosen: tuple[Answered, ...] = ()  # whom it decides about, C of them
+    factors: Tensor = torch.zeros(0)  # [C] of screen and method, on its weights
+    scales: Tensor = torch.zeros(0)  # [C]
+
+
 @dataclass(frozen=True, eq=False)
 class Trust:
     """The pipeline of one run."""
@@ -137,8 +148,11 @@ class Trust:
             events += [{**event, "by": "operator"} for event in found]
         return (state._replace(facts={**facts, "orders": len(orders)}), events) if len(orders) > done else (state, [])
 
-    def judge(self, answers: Sequence[Answered], refusals: Mapping[int, UploadError], context: Context, state: TrustState) -> Judged:
-        """answers: one for each client, in client order. refusals: of those who had nothing to send."""
+    def examine(self, answers: Sequence[Answered], refusals: Mapping[int, UploadError], context: Context, state: TrustState) -> Examined:
+        """Guard and screen, and what the policy may look at.
+
+        answers: one for each client, in client order. refusals: of those who had nothing to send.
+        """
         state = state._replace(facts={**state.facts, "retrain": []})
         sent = [answer for answer in answers if answer.client not in refusals]
         found = dict(zip([answer.client for answer in sent], self.guard.refusals(sent, context.round), strict=True))
@@ -146,8 +160,7 @@ class Trust:
         passed, digests = self._not_seen_before([answer for answer in sent if judged[answer.client] is None], judged, state)
         screening, screened = self._screened(passed, judged, context, state)
         if not passed:
-            nobody = Weighing((), (), ())
-            return self._counted(Judged(judged, nobody, None, False, screened), digests, context.round)
+            return Examined(Judged(judged, Weighing((), (), ()), None, False, screened), digests)
         kept = [i for i in range(len(passed)) if judged[passed[i].client] is None]
         chosen, reports = [passed[i] for i in kept], tuple(passed[i].report for i in kept)
         factors, scales = screening.factors[kept], screening.scales[kept]
@@ -157,10 +170,16 @@ class Trust:
         by_size = _weighing(chosen, counts * factors, scales, screening.combine)
         base = Judged(judged, by_size, None, False, screened)
         if screening.combine is not None or not len(by_size.clients) or type(self.policy) is BySize:
-            return self._counted(base, digests, context.round)
-        view = self._view(chosen, reports, counts, context, screened)
-        outcome = self._decided(base, view, chosen, factors, scales, context)
-        return self._counted(outcome, digests, context.round)
+            return Examined(base, digests)
+        return Examined(base, digests, self._view(chosen, reports, counts, context, screened), tuple(chosen), factors, scales)
+
+    def decide(self, examined: Examined, context: Context) -> Judged:
+        """Policy, projection and breaker."""
+        base, view = examined.base, examined.view
+        if view is None:
+            return self._counted(base, examined.digests, context.round)
+        outcome = self._decided(base, view, examined.chosen, examined.factors, examined.scales, context)
+        return self._counted(outcome, examined.digests, context.round)
 
     @staticmethod
     def confidence(context: Context, reports: Sequence[ClientReport]) -> Tensor:

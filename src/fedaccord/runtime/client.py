@@ -144,8 +144,14 @@ class Clients:
             bytes_up=num_bytes(trained.upload) + num_bytes(sent_buffers),
             seconds=seconds,
             signals={name: finite(value) for name, value in scalars(request.algorithm.signals(trained.kept)).items()},
+            latency=self._latency(assigned.client, trained.gradients),
         )
         return Answer(ClientUpload(assigned.client, trained.upload, sent_buffers, report), kept)
+
+    def _latency(self, client: int, gradients: int) -> float | None:
+        """Seconds of computing on the client's own device, as its speed says; None where nobody knows it."""
+        speed = self.device_of(client).gradients_per_second
+        return None if speed is None else gradients / speed
 
     def batches(self, request: Request, assigned: Assignment) -> Iterator[Examples]:
         """The client's mini-batches of this round."""
