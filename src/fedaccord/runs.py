@@ -31,9 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import load_file
-
-from fedaccord.core.arrays import save_arrays
+from fedaccord.core.arrays import load_arrays, save_arrays
 from fedaccord.core.errors import ConfigError, FedaccordError, StorageError
 from fedaccord.core.reports import ClientReport, Evaluation, RoundReport
 from fedaccord.core.state import State, from_arrays, to_arrays
@@ -178,7 +176,7 @@ class RunFolder:
         path = self.path / "weights" / f"{round:06d}.safetensors"
         if not path.exists():
             raise ConfigError("E210", f"the weights of round {round} were not kept", str(self.path), "Set run.keep_weights = true")
-        return load_file(path)["w"]
+        return load_arrays(path)["w"]
 
     def keep_measures(self, measures: dict[str, Any]) -> None:
         """Store, or replace, what was measured of the global model."""
@@ -191,7 +189,7 @@ class RunFolder:
         if not found:
             raise ConfigError("E210", "there is no checkpoint yet", str(self.path), "Wait for the first, or: fedaccord resume RUN")
         try:
-            arrays = load_file(found[-1] / "server.safetensors")
+            arrays = load_arrays(found[-1] / "server.safetensors")
             buffers = {name.removeprefix("buffers."): value for name, value in arrays.items() if name.startswith("buffers.")}
             return int(found[-1].name), arrays["server.w"], buffers
         except Exception as problem:
@@ -233,7 +231,7 @@ class RunFolder:
         newest = found[-1]
         try:
             progress = json.loads((newest / "progress.json").read_text())
-            state = from_arrays(like, load_file(newest / "server.safetensors"))
+            state = from_arrays(like, load_arrays(newest / "server.safetensors"))
             with storage(newest):
                 restore_clients(newest)
         except FedaccordError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
@@ -22,6 +22,11 @@ def save_arrays(arrays: Mapping[str, Tensor], path: Path) -> None:
         if found:
             raise OSError(int(found[1]), os.strerror(int(found[1]))) from problem
         raise
+
+
+def load_arrays(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, in memory of their own that begins where torch's own does: the last bits of a product depend on that."""
+    return {name: array.clone(memory_format=torch.contiguous_format) for name, array in load_file(path).items()}
 
 
 def _apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from fedaccord.core.arrays import save_arrays
+from fedaccord.core.arrays import load_arrays, save_arrays
 from fedaccord.core.errors import StorageError
 from fedaccord.core.state import State, from_arrays, map_state, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
@@ -83,7 +82,7 @@ class InMemory:
         pass
 
     def restore(self, folder: Path | None) -> None:
-        self._states = {} if folder is None else _unstacked(load_file(folder / FILE), self._here)
+        self._states = {} if folder is None else _unstacked(load_arrays(folder / FILE), self._here)
 
 
 class OnDisk:
@@ -184,7 +183,7 @@ class OnDisk:
             raise StorageError("E322", what, str(self._file.parent), "Start the run anew in another folder")
         if folder is None:
             return self._take_up({})
-        index = load_file(folder / FILE)
+        index = load_arrays(folder / FILE)
         from_arrays(self._no_rows(), index)
         self._take_up(dict(zip(index["_clients"].tolist(), index["_places"].tolist(), strict=True)))
         if self._file.stat().st_size < self._end * self._row:
