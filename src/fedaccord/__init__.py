@@ -32,6 +32,8 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "aggregation.policy": ("BySize", "CohortView", "Decision", "Equal", "Policy"),
     "aggregation.policies": ("PerClient", "Residual"),
     "aggregation.projection": ("Projection",),
+    "aggregation.screens": None,
+    "attacks": None,
     "aggregation.rollout": ("Rollout",),
     "aggregation.screen": ("Screen",),
     "measures": ("Measures",),

@@ -17,6 +17,7 @@ from fedaccord.aggregation.policy import Policy
 from fedaccord.aggregation.rollout import Rollout
 from fedaccord.aggregation.screen import Screen
 from fedaccord.aggregation.trust import TrustState
+from fedaccord.attacks import Attack
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 from fedaccord.core.local import LocalPlan
@@ -83,6 +84,7 @@ def run(
     state: str = "auto",
     debug: bool = False,
     measures: Measures | None = None,
+    attack: Attack | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     telemetry: Sequence[Telemetry] | None = None,
@@ -99,6 +101,7 @@ def run(
     (0: after the last round only), there of at most `evaluated_clients`, drawn once.
     initial: weights to start from, as a vector [d], a state dict or a module, instead of the model's own.
     measures: how flat the final model lies (`Measures()`), into `Run.record.measures`, the folder's measures.json and the report.
+    attack: some clients are bad (`SignFlip(share=0.2)`), to see what the rest makes of them; who, is in `Run.record.provenance`.
     folder: where records and checkpoints go (None: nothing is written); resume: go on from the folder's last checkpoint.
     runtime: "sequential", "vectorized", "pool", or "auto" (measured once on this machine), or `RuntimeOptions` with more detail.
     state: of clients: "memory", "disk" (in the folder), or "auto" (what fits).
@@ -128,6 +131,7 @@ def run(
         stop_metric=stop_metric,
         stop_at=stop_at,
         measures=measures,
+        attack=attack,
     )
     tables = {"task": {"name": task.name}, **plain(experiment)}
     return execute(
@@ -159,6 +163,7 @@ def experiment_of(
     runtime: RuntimeOptions,
     devices: Devices | None = None,
     measures: Measures | None = None,
+    attack: Attack | None = None,
     cohort: CohortLike,
     seed: int,
     where: str = "fedaccord.run",
@@ -181,6 +186,7 @@ def experiment_of(
         devices=devices or Devices(),
         runtime=runtime,
         measures=measures,
+        attack=attack,
         run=RunOptions(seed=int(seed) if isinstance(seed, np.integer) else seed, cohort=_sampler(cohort), **options),
     )
     from fedaccord.config import check
@@ -302,6 +308,7 @@ def execute(
             {
                 **provenance(tables, experiment.run.seed, task.data_hash(), {"w": prepared.start.server.w, **prepared.start.buffers}),
                 "runtime": f"{experiment.runtime.name}: {prepared.reason}",
+                **({"bad_clients": list(prepared.bad)} if experiment.attack else {}),
             },
             partition_summary(experiment, task, prepared.partition),
             folder=folder,

@@ -28,6 +28,7 @@ from fedaccord.aggregation.screen import Screen
 from fedaccord.aggregation.screens import SCREENS
 from fedaccord.aggregation.trust import Trust
 from fedaccord.algorithms import REGISTRY, FedAvg
+from fedaccord.attacks import ATTACKS, Attack, Attacked, poisoned
 from fedaccord.core.algorithm import Algorithm, Count, Device, LocalParts, Positive, PositiveCount, Share
 from fedaccord.core.errors import ConfigError, PartitionError
 from fedaccord.core.local import LocalPlan, upload_template
@@ -120,6 +121,7 @@ class Experiment:
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     run: RunOptions = field(default_factory=RunOptions)
     measures: Measures | None = None  # of the final model, taken once at the end of the run; None: not taken
+    attack: Attack | None = None  # some clients are bad, to see what the rest of the experiment makes of them; None: nobody
 
 
 class Prepared(NamedTuple):
@@ -132,6 +134,7 @@ class Prepared(NamedTuple):
     partition: Partition
     experiment: Experiment  # nothing in it is open any more
     reason: str  # why this runtime
+    bad: tuple[int, ...] = ()  # clients that attack
 
 
 def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_folder: Path | None = None) -> Prepared:
@@ -151,6 +154,9 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
     model = flat_model(experiment, task)
     data, partition = share_out(experiment, task)
+    bad = () if experiment.attack is None else experiment.attack.bad(len(data), seed)
+    if experiment.attack is not None:
+        data = poisoned(data, experiment.attack, bad, task.num_classes)
     w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
     has_local_buffers = local_parts_of(experiment) != "none" and bool(model.initial_buffers)
     like = ClientState(algorithm.init_client(w), buffers if has_local_buffers else {}, _first_moments(experiment.local, model))
@@ -188,9 +194,10 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     if run.stop_at is not None and run.stop_metric not in {"loss", *task.metrics}:
         known = f"The task measures {', '.join(['loss', *task.metrics])}"
         raise ConfigError("E205", f"unknown metric {run.stop_metric!r}", "run.stop_metric", known)
+    runtime = _runtime(chosen, clients, task.metrics, states)
     federation = Federation(
         algorithm=algorithm,
-        runtime=_runtime(chosen, clients, task.metrics, states),
+        runtime=runtime if experiment.attack is None else Attacked(runtime, experiment.attack, bad, seed),
         trust=trust,
         plan=experiment.local,
         rounds=run.rounds,
@@ -205,7 +212,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
     )
     experiment = replace(experiment, runtime=chosen.options)
-    return Prepared(federation, federation.start(w, buffers), model, data, partition, experiment, chosen.reason)
+    return Prepared(federation, federation.start(w, buffers), model, data, partition, experiment, chosen.reason, bad)
 
 
 def _settled(aggregation: Aggregation) -> Aggregation:
@@ -431,6 +438,7 @@ CHOICES: dict[type, dict[str, type]] = {  # a field of this type is written as a
     LocalOptimizer: LOCAL_OPTIMIZERS,
     Schedule: SCHEDULES,
     ServerOptimizer: SERVER_OPTIMIZERS,
+    Attack: ATTACKS,
     Policy: POLICIES,
     Screen: SCREENS,
     Sampler: SAMPLERS,

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from fedaccord.aggregation.policy import Policy
 from fedaccord.aggregation.screen import Screen
+from fedaccord.attacks import Attack
 from fedaccord.config.fields import checked, choice_of, crossed, hints_of, section_of
 from fedaccord.config.layers import DEFAULT, Key, Settings, as_table, dotted, shown
 from fedaccord.core.algorithm import Algorithm
@@ -246,7 +247,7 @@ def keywords_of(factory: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, 
     )
 
 
-BASES = (Algorithm, Policy, Screen)  # choices that are subclasses
+BASES = (Algorithm, Attack, Policy, Screen)  # choices that are subclasses
 METHODS: dict[str, tuple[str, ...]] = {  # what an object must have to stand in for a choice that is a protocol
     "Partitioner": ("split",),
     "LocalOptimizer": ("init", "step", "effective_steps"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -67,8 +67,14 @@ class Episode:
 
     @property
     def view(self) -> CohortView:
+        """What the policy may see."""
         assert self._collected is not None and self._collected.examined.view is not None
-        return self._collected.examined.view
+        seen = self._collected.examined.view
+        if not self.scene.blind:
+            return seen
+        unknown = torch.full_like(seen.counts, torch.nan)
+        hidden = {name: unknown for name in (figures.ROOT_DIRECTION, figures.CREDIT) if name in seen.figures}
+        return replace(seen, figures={**seen.figures, **hidden})
 
     @property
     def features(self) -> Tensor:
@@ -109,7 +115,7 @@ class Episode:
     def _dense(
         self, reward: DenseReward, collected: Collected, view: CohortView, decision: Decision, result: RoundResult, gain: float
     ) -> Tensor:
-        deltas = [answer.upload.delta for answer in collected.examined.chosen]  # type: ignore[attr-defined]
+        deltas = [answer.upload.delta for answer in collected.examined.chosen]
         by_size, shares = view.by_size(), decision.weights / decision.weights.sum()
         credit = -figures.dots(deltas, self._gradient(collected, result))
         own = len(deltas) * (shares - by_size) * (credit - (by_size * credit).sum()) / max(_loss(result), 1e-12)

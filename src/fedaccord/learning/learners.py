@@ -7,14 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor, nn
 
-from fedaccord.aggregation.policies.network import untrained
-from fedaccord.learning.episode import width
 from fedaccord.learning.slots import Slots
 
 Learner = Literal["ppo", "a2c_delayed", "dqn"]
@@ -59,7 +56,7 @@ class Delayed(A2C):
 def train(slots: Slots, training: Training, told: Callable[[int, float, float], None] = lambda *_: None) -> dict[str, Tensor]:
     """The trained layers. told: (episodes, mean gain of the last hundred, minutes) now and then. Same seed and episodes, same layers."""
     model = _model(slots, training)
-    _start_neutral(model, slots)
+    _start_neutral(model)
     model.learn(10**9, callback=_Until(slots, training, told))
     return layers_of(model)
 
@@ -97,23 +94,26 @@ def _model(slots: Slots, t: Training) -> BaseAlgorithm:
     )
 
 
-def _start_neutral(model: BaseAlgorithm, slots: Slots) -> None:
+def _start_neutral(model: BaseAlgorithm) -> None:
     """The last layer of the actor is zero at first: FedAvg's weights, or a half of everything."""
     if isinstance(model, A2C | PPO):
-        nn.init.zeros_(model.policy.action_net.weight)
-        nn.init.zeros_(model.policy.action_net.bias)
+        last = _linear(model)[-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
 
 def layers_of(model: BaseAlgorithm) -> dict[str, Tensor]:
-    """The actor's layers, named as `network.forward` wants them; of DQN those of the ten values, for `levels` to read."""
-    if isinstance(model, DQN):
-        linear = [each for each in model.policy.q_net.q_net if isinstance(each, nn.Linear)]
-    else:
-        linear = [each for each in model.policy.mlp_extractor.policy_net if isinstance(each, nn.Linear)] + [model.policy.action_net]  # type: ignore[union-attr,operator]
-    found = {}
-    for i, layer in enumerate(linear):
+    """The actor's layers, named as `network.forward` wants them; of DQN those that give the values of the ten levels."""
+    found: dict[str, Tensor] = {}
+    for i, layer in enumerate(_linear(model)):
         found |= {f"{i}.weight": layer.weight.detach().double().clone(), f"{i}.bias": layer.bias.detach().double().clone()}
     return found
+
+
+def _linear(model: BaseAlgorithm) -> list[nn.Linear]:
+    policy: Any = model.policy
+    parts = [policy.q_net.q_net] if isinstance(model, DQN) else [policy.mlp_extractor.policy_net, policy.action_net]
+    return [each for part in parts for each in part.modules() if isinstance(each, nn.Linear)]
 
 
 class _Until(BaseCallback):
@@ -131,15 +131,3 @@ class _Until(BaseCallback):
             recent = self._slots.gains[-100:]
             self._told(done, sum(recent) / len(recent), minutes)
         return done < self._training.episodes and minutes < self._training.minutes
-
-
-def untrained_layers(slots: Slots) -> dict[str, Tensor]:
-    """What training begins with."""
-    return untrained(*width(slots.policy), HIDDEN)
-
-
-def greedy(slots: Slots, layers: dict[str, Tensor], observations: Any) -> Any:
-    """The learner's own actions without noise, for evaluations."""
-    from fedaccord.aggregation.policies.network import forward
-
-    return forward(layers, torch.from_numpy(observations).double()).numpy()

@@ -18,8 +18,7 @@ from fedaccord.aggregation.policy import Policy
 from fedaccord.aggregation.projection import Projection
 from fedaccord.aggregation.rollout import Rollout
 from fedaccord.aggregation.screen import Screen
-from fedaccord.attacks import ATTACKS, Attack
-from fedaccord.core.errors import PartitionError
+from fedaccord.attacks import ATTACKS, Attack, FreeRider
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.rng import stream
 from fedaccord.experiment import Aggregation, Experiment, Prepared, RunOptions, prepare
@@ -50,6 +49,7 @@ class Scene(NamedTuple):
     lr: float
     absent: float  # chance of each client in each round
     attack: Attack | None
+    blind: bool  # whether the policy goes without what server data would tell it; rewards are measured in any case
     seed: int
 
 
@@ -64,6 +64,7 @@ class Scenes:
     clean: float = 0.35  # share of scenes in which nobody is bad
     bad: tuple[float, float] = (0.05, 0.3)  # share of the clients that are bad, elsewhere
     absent: float = 0.3  # at most
+    blind: float = 0.3  # share of scenes
     attacks: tuple[str, ...] = ("sign_flip", "scaling", "alie", "ipm", "label_flip", "gaussian_noise", "inflated_counts", "free_rider")
     screen: Screen | None = field(default=None)
 
@@ -80,6 +81,8 @@ class Scenes:
         if rng.random() >= self.clean and self.attacks:
             kind = ATTACKS[self.attacks[int(rng.integers(len(self.attacks)))]]
             attack = replace(kind(), share=float(_between(rng, *self.bad)))
+            if isinstance(attack, FreeRider):
+                attack = replace(attack, kind=("zero", "replayed", "noised")[int(rng.integers(3))])
         return Scene(
             source,
             "softmax" if rng.random() < 0.6 else "mlp",
@@ -91,6 +94,7 @@ class Scenes:
             float(_between(rng, 0.02, 0.3)),
             float(rng.uniform(0, self.absent)) if rng.random() < 0.5 else 0.0,
             attack,
+            bool(rng.random() < self.blind),
             int(rng.integers(2**31)),
         )
 
@@ -192,6 +196,3 @@ def generated(model: Literal["softmax", "mlp"], clients: int, seed: int) -> Task
 def _between(rng: np.random.Generator, low: float, high: float) -> float:
     """Log-uniform."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))
-
-
-__all__ = ["PartitionError", "Scene", "Scenes", "built", "generated", "task_of"]

@@ -1,0 +1,23 @@
+"""Attacks by name: `[attack] name = ...`."""
+
+from __future__ import annotations
+
+from fedaccord.attacks.attack import Attack
+from fedaccord.attacks.attacked import Attacked, poisoned
+from fedaccord.attacks.on_data import Backdoor, LabelFlip
+from fedaccord.attacks.on_uploads import ALIE, IPM, Adaptive, FreeRider, GaussianNoise, InflatedCounts, Scaling, SignFlip
+
+ATTACKS: dict[str, type[Attack]] = {
+    "sign_flip": SignFlip,
+    "scaling": Scaling,
+    "alie": ALIE,
+    "ipm": IPM,
+    "label_flip": LabelFlip,
+    "backdoor": Backdoor,
+    "gaussian_noise": GaussianNoise,
+    "inflated_counts": InflatedCounts,
+    "free_rider": FreeRider,
+    "adaptive": Adaptive,
+}
+
+__all__ = ["ATTACKS", "Attack", "Attacked", "poisoned", *(kind.__name__ for kind in ATTACKS.values())]
