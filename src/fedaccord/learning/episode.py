@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from fedaccord.aggregation.policies.per_client import PerClient
 from fedaccord.aggregation.policies.residual import Residual
 from fedaccord.aggregation.policies.reward import LateGains, SourceReward
 from fedaccord.aggregation.policy import CohortView, Decision
+from fedaccord.core.reports import Evaluation
 from fedaccord.federation import Collected, RoundResult
 from fedaccord.learning.scenes import Scene, built
 
@@ -137,10 +139,7 @@ class Episode:
         clients = collected.cohort[: reward.measured_clients]
         if result.other is None or not clients:
             return 0.0
-        ours, theirs = (
-            sorted(each.metrics["loss"] for each in self.federation.runtime.evaluate(s.server.w, s.buffers, clients) if each.metrics)
-            for s in (result.state, result.other)
-        )
+        ours, theirs = (_losses(self.federation.runtime.evaluate(s.server.w, s.buffers, clients)) for s in (result.state, result.other))
         if not ours or not theirs:
             return 0.0
         tenth = max(1, round(len(ours) / 10))
@@ -177,6 +176,11 @@ class Episode:
     def _accuracies(self, result: RoundResult, clients: tuple[int, ...]) -> dict[int, float]:
         found = self.federation.runtime.evaluate(result.state.server.w, result.state.buffers, clients)
         return {c: each.metrics["accuracy"] for c, each in zip(clients, found, strict=True) if each.metrics and "accuracy" in each.metrics}
+
+
+def _losses(found: Sequence[Evaluation]) -> list[float]:
+    """Finite ones, the largest last."""
+    return sorted(each.metrics["loss"] for each in found if each.metrics and "loss" in each.metrics)
 
 
 def width(policy: Learned) -> tuple[int, int]:

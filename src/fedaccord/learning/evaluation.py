@@ -56,8 +56,8 @@ def final(scene: Scene, contestant: Contestant) -> Score:
         state = result.state
     test = prepared.federation.evaluate_test(state.server.w, state.buffers).metrics or {}
     own = prepared.federation.runtime.evaluate(state.server.w, state.buffers, range(prepared.federation.runtime.population))
-    losses = [each.metrics["loss"] for each in own if each.metrics]
-    return Score(test["accuracy"], test["loss"], float(np.percentile(losses, 95)) if losses else float("nan"))
+    losses = [each.metrics["loss"] for each in own if each.metrics and "loss" in each.metrics]
+    return Score(test.get("accuracy", 0.0), test.get("loss", float("inf")), float(np.percentile(losses, 95)) if losses else float("nan"))
 
 
 def paired(rows: Sequence[Mapping[str, Any]], name: str, other: str, what: str = "accuracy") -> dict[str, float]:
