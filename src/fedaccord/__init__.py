@@ -30,7 +30,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "runtime.options": ("RuntimeOptions",),
     "sampling": ("Coin", "Scripted", "StabilityAware", "Uniform"),
     "aggregation.policy": ("BySize", "CohortView", "Decision", "Equal", "Policy"),
-    "aggregation.policies": ("PerClient", "Residual"),
+    "aggregation.policies": None,
     "aggregation.projection": ("Projection",),
     "aggregation.screens": None,
     "attacks": None,

@@ -9,14 +9,17 @@ from torch import Tensor
 
 from fedaccord.aggregation.chunks import chunks, stacks
 from fedaccord.aggregation.robust import sorted_blocks
+from fedaccord.aggregation.sums import weighted_sum
 
 NORM = "norm"  # |u_k|
 DIRECTION = "direction"  # cosine of u_k and the last move of the global model; unknown in the first round
 MEDIAN_DIRECTION = "median_direction"  # cosine of u_k and the coordinate-wise median of the others'; unknown for one client
+MEAN_DIRECTION = "mean_direction"  # cosine of u_k and the size-weighted mean of the cohort's
 ROOT_DIRECTION = "root_direction"  # cosine of u_k and the move of a model trained on the server's examples
 CREDIT = "credit"  # <-gradient of the validation loss, u_k>: by how much u_k lowers it, to first order
 ACCURACY = "accuracy"  # the global model's metric on the client's own held-out examples when the round begins; not computed here
 FIGURES = (NORM, DIRECTION, MEDIAN_DIRECTION, ROOT_DIRECTION, CREDIT)
+ALL = (*FIGURES, MEAN_DIRECTION)
 
 
 def figures(
@@ -25,8 +28,9 @@ def figures(
     previous: Tensor | None = None,
     root: Callable[[], Tensor] | None = None,
     gradient: Callable[[], Tensor] | None = None,
+    counts: Tensor | None = None,
 ) -> Mapping[str, Tensor]:
-    """The wanted ones of `FIGURES`, each [C] float64; NaN where one cannot be known."""
+    """The wanted ones of `ALL`, each [C] float64; NaN where one cannot be known."""
     norms, found = lengths(deltas), dict[str, Tensor]()
     unknown = torch.full_like(norms, torch.nan)
     for name in wanted:
@@ -36,6 +40,9 @@ def figures(
             found[name] = unknown if previous is None else cosines(deltas, norms, previous)
         elif name == MEDIAN_DIRECTION:
             found[name] = unknown if len(deltas) < 2 else median_directions(deltas)
+        elif name == MEAN_DIRECTION:
+            shares = torch.full_like(norms, 1 / len(norms)) if counts is None else counts / counts.sum()
+            found[name] = cosines(deltas, norms, weighted_sum(deltas, shares.tolist()))
         elif name == ROOT_DIRECTION:
             found[name] = unknown if root is None else cosines(deltas, norms, root())
         elif name == CREDIT:

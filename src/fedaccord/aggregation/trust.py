@@ -234,6 +234,7 @@ class Trust:
             state.vectors.get("previous"),
             None if server is None else server.root_update,
             None if server is None else server.gradient,
+            counts,
         )
         if ACCURACY in self.policy.looks_at:
             own = [context.accuracies.get(answer.client, torch.nan) for answer in chosen]

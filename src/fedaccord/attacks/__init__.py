@@ -20,4 +20,19 @@ ATTACKS: dict[str, type[Attack]] = {
     "adaptive": Adaptive,
 }
 
-__all__ = ["ATTACKS", "Attack", "Attacked", "poisoned", *(kind.__name__ for kind in ATTACKS.values())]
+__all__ = [
+    "ALIE",
+    "ATTACKS",
+    "IPM",
+    "Adaptive",
+    "Attack",
+    "Attacked",
+    "Backdoor",
+    "FreeRider",
+    "GaussianNoise",
+    "InflatedCounts",
+    "LabelFlip",
+    "Scaling",
+    "SignFlip",
+    "poisoned",
+]

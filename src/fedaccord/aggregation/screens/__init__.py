@@ -24,4 +24,16 @@ SCREENS: dict[str, type[Screen]] = {
     "rule_guard": RuleGuard,
 }
 
-__all__ = ["SCREENS", *(kind.__name__ for kind in SCREENS.values())]
+__all__ = [
+    "SCREENS",
+    "Bulyan",
+    "FLTrust",
+    "FoolsGold",
+    "GeometricMedian",
+    "Krum",
+    "Median",
+    "MultiKrum",
+    "NormClipping",
+    "RuleGuard",
+    "TrimmedMean",
+]
