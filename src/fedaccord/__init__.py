@@ -26,7 +26,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "core.optimizer": ("Adam", "AdamW", "Sgd"),
     "core.schedule": ("Constant", "Cosine", "Exponential"),
     "core.server_optimizer": ("ServerAdagrad", "ServerAdam", "ServerSgd", "ServerYogi"),
-    "experiment": ("Devices",),
+    "experiment": ("Aggregation", "Devices"),
     "runtime.options": ("RuntimeOptions",),
     "sampling": ("Coin", "Scripted", "StabilityAware", "Uniform"),
     "aggregation.policy": ("BySize", "CohortView", "Decision", "Equal", "Policy"),

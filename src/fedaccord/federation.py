@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.aggregation.geometry import geometry
-from fedaccord.aggregation.policy import Outcome
+from fedaccord.aggregation.policy import Decision, Outcome
 from fedaccord.aggregation.sums import mean_buffers, weighted_sum, weighted_sums
 from fedaccord.aggregation.trust import Context, Examined, Judged, ServerData, Trust, TrustState, Weighing
 from fedaccord.channel.private_reward import PrivateReward
@@ -63,6 +63,7 @@ class RoundResult(NamedTuple):
     report: RoundReport
     clients: tuple[ClientReport, ...]  # of everyone who answered, in client order
     evaluations: tuple[tuple[int, Evaluation], ...]  # (client, metrics of the new global model on its held-out examples)
+    other: RunState | None = None  # of a shadowed policy: what the round would have come to by the weights that were not used
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,11 @@ class Federation:
         examined = self.trust.examine(answers, errors, context, state.trust)
         return Collected(state, context, lr, cohort, sent, answers, surplus, examined, orders, started)
 
-    def conclude(self, collected: Collected) -> RoundResult:
-        """The second half: who counts for how much, and what comes of it."""
+    def conclude(self, collected: Collected, decision: Decision | None = None) -> RoundResult:
+        """The second half: who counts for how much, and what comes of it. decision: in place of what the policy would say."""
         state, context, lr, cohort, sent, answers, surplus, _, orders, started = collected
         t = context.round
-        judged, (new, summed, reason), measured = self._aggregated(collected)
+        judged, (new, summed, reason), measured = self._aggregated(collected, decision)
         refusals, counted = judged.refused(judged.used), _counted(judged.used, answers)
         if summed is None:
             refusals |= {answer.client: _not_finite(answer.client) for answer, _ in counted}
@@ -199,7 +200,7 @@ class Federation:
             alerts=alerts,
             trust=_of_trust(judged, orders, measured) | _of_private_reward(state),
         )
-        return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)))
+        return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)), measured.other)
 
     def _cohort(self, t: int, state: RunState) -> tuple[int, ...]:
         drawn = self.sampler.draw(t, self.runtime.population, self.seed, state.history)
@@ -221,10 +222,10 @@ class Federation:
         values = {client: _accuracy(each.metrics) for client, each in zip(cohort, found, strict=True)}
         return {client: value for client, value in values.items() if value is not None}
 
-    def _aggregated(self, collected: Collected) -> tuple[Judged, _Updated, _Measured]:
+    def _aggregated(self, collected: Collected, decision: Decision | None) -> tuple[Judged, _Updated, _Measured]:
         """Who counts for how much, and the model that comes of it: the policy's, or FedAvg's on the same uploads."""
         state, context, answers = collected.state, collected.context, collected.answers
-        judged, t = self.trust.decide(collected.examined, context), context.round
+        judged, t = self.trust.decide(collected.examined, context, decision), context.round
         by_size = self._updated(state, judged.by_size, answers, t)
         if judged.policy is None:
             return judged, by_size, _Measured()
@@ -233,7 +234,7 @@ class Federation:
         first, second = (None if each is None else number((each.metrics or {}).get("loss")) for each in both)
         judged = self.trust.scored(judged, t, first, second, is_finite=policy[1] is not None)
         chosen = judged.policy is not None and judged.uses_policy
-        return judged, policy if chosen else by_size, _Measured(both[chosen], first, second)
+        return judged, policy if chosen else by_size, _Measured(both[chosen], first, second, by_size[0] if chosen else policy[0])
 
     def _updated(self, state: RunState, weighing: Weighing, answers: Sequence[ClientUpload], t: int) -> _Updated:
         """The state after this round's uploads and their sums; no sums and a reason where the old model has to stay."""
@@ -262,7 +263,8 @@ class Federation:
     ) -> TrustState:
         """What guard, policy and breaker know after the round."""
         used = judged.policy is not None and judged.uses_policy
-        reward = None if None in measured[1:] else measured.by_size_loss - measured.policy_loss  # type: ignore[operator]
+        by_size, policy = measured.by_size_loss, measured.policy_loss
+        reward = None if by_size is None or policy is None else by_size - policy
         trust = self.trust.observed(judged, Outcome(reward, used, measured.used.metrics if measured.used else None))
         if self.trust.remembers_the_move and new.server.w is not state.server.w:
             trust = trust._replace(vectors={**trust.vectors, "previous": new.server.w - state.server.w})
@@ -380,6 +382,7 @@ class _Measured(NamedTuple):
     used: Evaluation | None = None  # of the model that was picked, where it was measured to be picked
     by_size_loss: float | None = None
     policy_loss: float | None = None
+    other: RunState | None = None  # the one that was not picked
 
 
 _Updated = tuple[RunState, Cohort | None, str | None]

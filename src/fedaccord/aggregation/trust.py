@@ -173,12 +173,13 @@ class Trust:
             return Examined(base, digests)
         return Examined(base, digests, self._view(chosen, reports, counts, context, screened), tuple(chosen), factors, scales)
 
-    def decide(self, examined: Examined, context: Context) -> Judged:
-        """Policy, projection and breaker."""
+    def decide(self, examined: Examined, context: Context, given: Decision | None = None) -> Judged:
+        """Policy, projection and breaker. given: in place of what the policy would say."""
         base, view = examined.base, examined.view
         if view is None:
             return self._counted(base, examined.digests, context.round)
-        outcome = self._decided(base, view, examined.chosen, examined.factors, examined.scales, context)
+        asked = (lambda: self.policy.weigh(view, base.state.facts.get("policy", {}))) if given is None else lambda: given
+        outcome = self._decided(base, view, examined, context, asked)
         return self._counted(outcome, examined.digests, context.round)
 
     @staticmethod
@@ -239,15 +240,13 @@ class Trust:
             found = {**found, ACCURACY: torch.tensor(own, dtype=torch.float64)}
         return CohortView(context.round, context.seed, reports, counts, found, context.asked, self.guard.layout.size)
 
-    def _decided(
-        self, base: Judged, view: CohortView, chosen: Sequence[Answered], factors: Tensor, scales: Tensor, context: Context
-    ) -> Judged:
+    def _decided(self, base: Judged, view: CohortView, examined: Examined, context: Context, asked: Callable[[], Decision]) -> Judged:
         if self.rollout is None:
-            decision = self.policy.weigh(view, base.state.facts.get("policy", {}))
+            decision = asked()
             weights = self._checked(decision.weights, view)
-            weighing = _weighing(chosen, weights * factors, scales, None)
+            weighing = _weighing(examined.chosen, weights * examined.factors, examined.scales, None)
             return self._taken(base._replace(by_size=weighing), view, decision, weights)
-        return self._behind_breaker(self.rollout, base, view, chosen, factors, scales, context)
+        return self._behind_breaker(self.rollout, base, view, examined, context, asked)
 
     def _checked(self, given: Tensor, view: CohortView) -> Tensor:
         weights = torch.as_tensor(given, dtype=torch.float64)
@@ -273,7 +272,7 @@ class Trust:
         return judged._replace(state=state, view=view, decision=decision, notes=notes)
 
     def _behind_breaker(
-        self, rules: Rollout, base: Judged, view: CohortView, chosen: Sequence[Answered], factors: Tensor, scales: Tensor, context: Context
+        self, rules: Rollout, base: Judged, view: CohortView, examined: Examined, context: Context, asked: Callable[[], Decision]
     ) -> Judged:
         """The policy's aggregate beside FedAvg's, or FedAvg's alone where the breaker is open or opens now."""
         facts, t = base.state.facts["rollout"], context.round
@@ -282,7 +281,7 @@ class Trust:
             return base
         by_size = view.by_size()
         try:
-            decision = rollout.in_time(lambda: self.policy.weigh(view, base.state.facts.get("policy", {})), rules.deadline, self.clock)
+            decision = rollout.in_time(asked, rules.deadline, self.clock)
             weights = torch.as_tensor(decision.weights, dtype=torch.float64)
         except TimeoutError:
             return self.fallen_back(base, t, "stalled")
@@ -295,7 +294,7 @@ class Trust:
         base = _with_rollout(base, facts)
         if opens:
             return self.fallen_back(base, t, "rejects")
-        if not float((weights * factors).sum()) > 0:
+        if not float((weights * examined.factors).sum()) > 0:
             base = base._replace(events=(*base.events, {"event": "all_rejected"}))
             return self._taken(base, view, decision._replace(retrain=()), by_size)
         shares = weights / weights.sum()
@@ -303,7 +302,9 @@ class Trust:
         if plan.canary:
             final = rollout.canary_weights(rules, final, by_size, t, context.seed)
         # A policy that says what FedAvg says gives FedAvg's bits.
-        weighing = base.by_size if torch.equal(final, by_size) else _weighing(chosen, final * factors, scales, None)
+        weighing = (
+            base.by_size if torch.equal(final, by_size) else _weighing(examined.chosen, final * examined.factors, examined.scales, None)
+        )
         return self._taken(base._replace(policy=weighing, uses_policy=plan.uses), view, decision, final)
 
     def fallen_back(self, judged: Judged, t: int, cause: str, detail: str | None = None) -> Judged:

@@ -23,7 +23,10 @@ SAME_IN_EVERY_PASS = frozenset(
         *("ones", "zeros", "full", "scalar_tensor", "arange", "linspace", "eye"),
     )
 )
-# Operators that compute the same bits when told where to put them (structured kernels: one implementation for both).
+# Operators that compute the same bits when told where to put them (structured kernels: one implementation for both); products only where
+# that begins as torch's own memory does, since for small shapes the order of their sums depends on it on some processors.
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+ALIGNED = 64  # bytes
 INTO: dict[str, Callable[..., Any]] = {
     "aten::mm": torch.mm,
     "aten::addmm": torch.addmm,
@@ -162,7 +165,8 @@ def _into_slices(steps: list[Step], recording: Recording, gradient: Tensor, fixe
     for number, (part, parameter) in enumerate(zip(last.args[0], recording.parameters, strict=True)):
         maker = None if id(part) in fixed else made.get(storage_of(part))
         whole = [] if maker is None else [t for t in maker.call.outputs if _is_flat_of(part, t)]
-        if maker is not None and whole and maker.into is None and _can_fill(maker, whole[0], parameter):
+        begins = parameter.data_ptr() - recording.w.data_ptr()  # bytes into the gradient
+        if maker is not None and whole and maker.into is None and _can_fill(maker, whole[0], parameter, begins):
             maker.into = number
         else:
             copies[number] = whole[0] if whole and whole[0].shape == parameter.shape else part
@@ -175,8 +179,8 @@ def _is_flat_of(part: Tensor, whole: Tensor) -> bool:
     return alike and part.numel() == whole.numel() and part.is_contiguous() and whole.is_contiguous()
 
 
-def _can_fill(maker: Step, output: Tensor, parameter: Tensor) -> bool:
-    if maker.name not in INTO or maker.kwargs or output.dtype != parameter.dtype:
+def _can_fill(maker: Step, output: Tensor, parameter: Tensor, begins: int) -> bool:
+    if maker.name not in INTO or maker.kwargs or output.dtype != parameter.dtype or (maker.name in PRODUCTS and begins % ALIGNED):
         return False
     shape = output.shape
     if maker.name == "aten::sum.dim_IntList" and maker.args[1:] == ([0], True):
