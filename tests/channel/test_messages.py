@@ -54,6 +54,12 @@ def test_everything_else_is_refused(text: str | bytes) -> None:
         decoded(text, KINDS)
 
 
+def test_a_number_that_json_does_not_have_is_refused_wherever_it_stands() -> None:
+    for name in ("NaN", "Infinity", "-Infinity"):
+        with pytest.raises(NetworkError, match=f"E402 a message that holds {name}"):
+            decoded(f'{{"a": [0, [{name}]]}}', {"a": list})
+
+
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda each: json.dumps(each).encode()))
 def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
     with pytest.raises(NetworkError):

@@ -109,6 +109,11 @@ def test_what_no_encryption_can_be_is_refused(key: PrivateKey, bad: Callable[[Pr
         key.public.read(bad(key))
 
 
+def test_more_digits_than_a_ciphertext_has_are_refused_before_they_are_read(key: PrivateKey) -> None:
+    with pytest.raises(NetworkError, match="E402 a ciphertext of 1025 digits, the key's have at most 1024"):
+        key.public.read("1" * 1025)
+
+
 def test_a_private_key_is_neither_pickled_nor_copied_nor_shown(key: PrivateKey) -> None:
     for door in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):

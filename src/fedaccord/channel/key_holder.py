@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -26,6 +25,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,7 +174,7 @@ def _public_key(process: subprocess.Popen[bytes], settings: str) -> PublicKey:
         process.stdin.write(settings.encode() + b"\n")
         process.stdin.flush()
     while not said.endswith(b"\n"):
-        if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not wait([process.stdout.fileno()], max(0.0, until - time.monotonic())):
             raise DeadlineError(
                 "E501", f"the key holder has made no key within {START:g} s", "a private sum", "Try again, or use 2,048 bits"
             )
