@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,8 +75,9 @@ def test_a_hanging_key_holder_is_one_clear_error_within_its_deadline() -> None:
         with pytest.raises(DeadlineError, match=r"E501 no answer within 0\.5 s"):
             private.open_sum(1, contributions)
         assert 0.4 < time.monotonic() - started < 5
-        pid = holder.process.pid
+        pid, folder = holder.process.pid, Path(holder.for_server.address).parent
     assert not is_alive(pid), "closing ends one that hangs"
+    assert not folder.exists()
 
 
 def test_a_closed_key_holder_says_so() -> None:
@@ -246,3 +249,20 @@ def test_a_client_that_enrols_with_another_secret_is_an_error(holder: KeyHolder)
 def test_where_nobody_listens_the_link_says_so(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match="E401"):
         Link(str(tmp_path / "socket"), "", 1).call("open", {})
+
+
+def test_a_key_holder_that_takes_no_more_connections_does_not_outlast_the_deadline() -> None:
+    """The system takes a few in its stead; the next one waits."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as waiting:
+        address = f"{folder}/socket"
+        listening.bind(address)
+        listening.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(10):
+                one = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(address)
+        started = time.monotonic()
+        with pytest.raises(DeadlineError, match="E501"):
+            Link(address, "", 0.3).call("open", {})
+        assert time.monotonic() - started < 3

@@ -81,6 +81,14 @@ def test_a_change_counts_from_the_last_participation(rewards: PrivateReward) -> 
     assert seen == pytest.approx(dict.fromkeys(FIVE, 0.2), abs=1e-9)
 
 
+def test_the_weight_is_that_of_the_last_participation_also_where_it_counted_for_nothing(rewards: PrivateReward) -> None:
+    metrics = [dict.fromkeys(FIVE, 0.1 * t) for t in range(3)]
+    _, told = rewards.gains(1, metrics[0], {})
+    _, told = rewards.gains(2, metrics[1], rewards.weighted(dict.fromkeys(FIVE, 0.2), told))
+    seen, _ = rewards.gains(3, metrics[2], rewards.weighted({0: 0.5, 1: 0.5}, told))
+    assert seen == pytest.approx({0: 0.35, 1: 0.35, 2: 0.1, 3: 0.1, 4: 0.1}, abs=1e-9)
+
+
 def test_where_nobody_had_a_weight_nobody_has_a_share(rewards: PrivateReward) -> None:
     seen, told = after(rewards, [dict.fromkeys(FIVE, 0.1), dict.fromkeys(FIVE, 0.3)], {})
     assert seen == {}

@@ -60,8 +60,7 @@ class Link(NamedTuple):
         until = time.monotonic() + self.deadline
         try:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(self.deadline)
-                connection.connect(self.address)
+                _connect(connection, self.address, until)
                 send(connection, request, until)
                 answer = receive(connection, until)
         except TimeoutError:
@@ -164,6 +163,18 @@ class KeyHolder:
         if "failed" in found:
             raise _as_error({"kind": "StorageError", "error": found["failed"]})
         return found
+
+
+def _connect(connection: socket.socket, address: str, until: float) -> None:
+    """TimeoutError at the time `until`, if as many as the system lets wait are waiting; of those further ones it refuses at once."""
+    connection.setblocking(False)
+    while True:
+        try:
+            return connection.connect(address)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError from None
+            time.sleep(0.01)
 
 
 def _public_key(process: subprocess.Popen[bytes], settings: str) -> PublicKey:
