@@ -298,7 +298,7 @@ def execute(
         try:
             state = _drive(experiment, task, prepared, state, record, disk, weights, sinks, should_stop)
         finally:
-            prepared.federation.runtime.close()
+            prepared.federation.close()
             if disk:
                 disk.close()
     return Run(record, task, prepared.partition, state, weights, disk)
