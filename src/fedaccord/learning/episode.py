@@ -26,8 +26,9 @@ Learned = PerClient | Residual
 class DenseReward:
     """On the same uploads, the validation loss under FedAvg's weights less that under the policy's, relative to the first; less penalties.
 
-    A part of a client's reward is shared; most of it is its own part of the same gain to first order: C (p_k - p_k of FedAvg) <-g, u_k - mean u>,
-    with g the mean of the loss's gradients before the round and after FedAvg's step, so that the curvature between them counts.
+    A part of a client's reward is shared; most of it is its own part of the same gain to first order: C (p_k - p_k of FedAvg) times
+    <-g, u_k - mean u>, with g the mean of the loss's gradients before the round and after FedAvg's step, so that the curvature between
+    them counts.
     """
 
     scale: float = 20.0  # a gain of 5% of the loss is 1
