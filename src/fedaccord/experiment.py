@@ -238,6 +238,7 @@ def _trust(experiment: Experiment, task: Task, guard: Guard) -> Trust:
     own = experiment.aggregation
     screen, policy = own.screen, own.policy
     assert policy is not None
+    policy.check()
     if screen is not None:
         if screen.needs_root and task.validation is None:
             what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data"
