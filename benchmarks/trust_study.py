@@ -271,7 +271,7 @@ def figures(run: fa.Run, job: Job, attack: Any) -> dict[str, Any]:
         for line in run.record.clients
         if line["kind"] == "evaluate" and line["metrics"] and line["client"] not in bad
     ]
-    trust = [line["trust"] for line in run.record.rounds]
+    trust, flags = [line["trust"] for line in run.record.rounds], fa.flags(run.record)
     found |= {
         "test": last["test"].get("accuracy"),
         "test_loss": last["test"].get("loss"),
@@ -279,33 +279,16 @@ def figures(run: fa.Run, job: Job, attack: Any) -> dict[str, Any]:
         "left_behind": float(np.mean(np.array(losses) > 0.5)) if losses else None,
         "model_kept": sum(line["model_kept"] for line in run.record.rounds),
         "breaker": sum(event["event"] == "breaker_opened" for each in trust for event in each.get("events", ())),
-        **_flags(run.record.rounds, bad),
+        "caught": flags.caught(within=5),
+        "precision": flags.precision,
+        "recall": flags.recall,
+        "false_flags": flags.mean_false,
+        "false_flags_most": flags.most_false and flags.most_false[1],
     }
     if job.attack == "backdoor":
-        x, y = task_of(SETTINGS[job.setting].data, True).test.x, task_of(SETTINGS[job.setting].data, True).test.y  # type: ignore[union-attr]
-        others = y != attack.target
-        with torch.no_grad():
-            hit = run.model()(attack.triggered(x[others])).argmax(1) == attack.target
-        found["backdoor"] = float(hit.double().mean())
+        test = task_of(SETTINGS[job.setting].data, True).test
+        found["backdoor"] = attack.success(run.model(), test.x, test.y)
     return found
-
-
-def _flags(rounds: list[dict[str, Any]], bad: set[int]) -> dict[str, Any]:
-    """Of the bad clients, the share that was refused within five rounds; of the honest ones, the largest share of rounds refused."""
-    asked, out = {}, {}  # type: ignore[var-annotated]
-    early = set()
-    for line in rounds:
-        gone = {refusal["client"] for refusal in line["refused"]}
-        early |= gone if line["round"] <= 5 else set()
-        for client in line["cohort"]:
-            asked[client] = asked.get(client, 0) + 1
-            out[client] = out.get(client, 0) + (client in gone)
-    honest = [out[client] / asked[client] for client in asked if client not in bad]
-    return {
-        "caught": len(early & bad) / len(bad) if bad else None,
-        "false_flags": float(np.mean(honest)) if honest else None,
-        "false_flags_most": max(honest, default=None),
-    }
 
 
 def results(setting: str) -> dict[str, dict[str, Any]]:

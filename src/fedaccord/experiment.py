@@ -159,8 +159,10 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         algorithm = ServerOptimized(algorithm, experiment.server_optimizer)
     model = flat_model(experiment, task)
     data, partition = share_out(experiment, task)
-    bad = () if experiment.attack is None else experiment.attack.bad(len(data), seed)
+    bad: tuple[int, ...] = ()
     if experiment.attack is not None:
+        experiment.attack.check(task.num_classes)
+        bad = experiment.attack.bad(len(data), seed)
         data = poisoned(data, experiment.attack, bad, task.num_classes)
     w, buffers = (model.initial_w, model.initial_buffers) if initial is None else _given(initial, model)
     has_local_buffers = local_parts_of(experiment) != "none" and bool(model.initial_buffers)

@@ -18,6 +18,7 @@ from fedaccord.attacks.attack import Scene
 from fedaccord.attacks.on_uploads import largest_z, noise
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.reports import ClientReport
+from fedaccord.experiment import Experiment, RunOptions, prepare
 from fedaccord.runtime.base import ClientUpload
 
 TASK = fa.digits("softmax")
@@ -102,15 +103,43 @@ def test_inflated_counts_are_a_lie_in_the_report_alone() -> None:
     assert lie.report.num_examples == 2000 and torch.equal(lie.upload.delta, BAD[0].upload.delta)
 
 
-def test_who_knows_the_rule_passes_it_and_still_points_elsewhere() -> None:
+@pytest.mark.parametrize("omniscient", [True, False])
+def test_who_knows_the_rule_passes_it_and_opposes_the_mean_as_far_as_that_allows(omniscient: bool) -> None:
     rng = np.random.default_rng(0)
     honest = [answer(i, (rng.normal(size=40) * 0.5 + 1).tolist()) for i in range(8)]
-    bad = [answer(8 + i, (rng.normal(size=40) * 0.5 + 1).tolist()) for i in range(2)]
-    lies = fa.Adaptive(cosine=0.2).uploads(Scene(1, 0, bad, honest, None, 10))
-    own = torch.stack([each.upload.delta for each in honest])
-    median, lie = own.median(0).values, lies[0].upload.delta
+    bad = [answer(8 + i, (rng.normal(size=40) * 0.5 + 1).tolist()) for i in range(3)]
+    lies = fa.Adaptive(cosine=0.2, omniscient=omniscient).uploads(Scene(1, 0, bad, honest, None, 11))
+    own = torch.stack([each.upload.delta for each in (honest if omniscient else bad)])
+    median, mean, lie = own.median(0).values, own.mean(0), lies[0].upload.delta
+    length = float(own.norm(dim=1).quantile(0.5))
     assert float(lie @ median / lie.norm() / median.norm()) == pytest.approx(0.2, abs=1e-3)
-    assert float(lie.norm()) == pytest.approx(float(own.norm(dim=1).quantile(0.5)), rel=1e-3)
+    assert float(lie.norm()) == pytest.approx(length, rel=1e-3)
+    # Least product with the mean under both constraints: L (c a - sqrt(1 - c^2) b), a and b the mean along the median and across it.
+    along = float(mean @ median / median.norm())
+    across = math.sqrt(float(mean @ mean) - along**2)
+    assert float(lie @ mean) == pytest.approx(length * (0.2 * along - math.sqrt(0.96) * across), rel=1e-3)
+
+
+def test_who_knows_the_rule_is_not_refused_by_it_and_does_what_the_other_crafted_lies_cannot() -> None:
+    options: dict[str, Any] = {
+        "partition": fa.DirichletPerClass(alpha=0.2, clients=20),
+        "cohort": 20,
+        "rounds": 15,
+        "screen": fa.RuleGuard(),
+    }
+    clean, adaptive, ipm = (run(attack, **options) for attack in (None, fa.Adaptive(), fa.IPM()))
+    reached = [each.rounds.test_accuracy.iloc[-1] for each in (clean, adaptive, ipm)]
+    assert fa.flags(adaptive.record).recall == 0 and reached[1] < min(reached[0], reached[2]) - 0.15
+
+
+def test_what_becomes_of_the_other_vectors_is_what_each_attack_says() -> None:
+    """Scaled alike, or sent as they were trained."""
+    factors = {"sign_flip": -3.0, "scaling": 100.0, "backdoor": 5.0}
+    attacks = {name: kind(boost=5.0) if name == "backdoor" else kind() for name, kind in ATTACKS.items()}  # type: ignore[call-arg]
+    for name, attack in attacks.items():
+        for lie, honest in zip(attack.uploads(SCENE), BAD, strict=True):
+            assert torch.equal(lie.upload.control, honest.upload.control * factors.get(name, 1.0)), name
+            assert lie.client == honest.client and lie.report.client == honest.client
 
 
 def test_labels_are_turned_round_or_exchanged() -> None:
@@ -130,12 +159,40 @@ def test_a_backdoor_marks_its_share_and_gives_it_the_targets_label() -> None:
     assert torch.equal(again, labels[::2]), "which ones, does not depend on who else is poisoned"
 
 
+class Suspicious(torch.nn.Module):
+    """Class 3 where the first pixel is white, else class 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        white = (x.reshape(len(x), -1)[:, 0] == 9).long()
+        return torch.nn.functional.one_hot(1 + 2 * white, 4).float()
+
+
+def test_a_backdoors_success_is_measured_on_marked_examples_of_the_other_classes() -> None:
+    x, y = torch.zeros(2500, 1, 4, 4), torch.arange(2500) % 4
+    assert fa.Backdoor(target=3, value=9.0).success(Suspicious(), x, y) == 1.0
+    assert fa.Backdoor(target=3, value=8.0).success(Suspicious(), x, y) == 0.0
+    assert fa.Backdoor(target=1, value=9.0).success(Suspicious(), x, y) == 0.0
+    x[:500, :, 3, 3] = 9  # outside the corner
+    assert fa.Backdoor(target=3, value=9.0, size=2).success(Suspicious(), x, y) == 1.0 and float(x.sum()) == 4500, "x is left alone"
+    assert fa.Backdoor(target=3).success(Suspicious(), x[y == 3], y[y == 3]) is None
+
+
+def test_a_backdoor_is_open_after_training_and_was_not_before() -> None:
+    partition, test = fa.IID(clients=10), TASK.test
+    door = fa.Backdoor(share=0.3, boost=3.0)
+    clean, opened = run(None, partition=partition, cohort=10, rounds=6), run(door, partition=partition, cohort=10, rounds=6)
+    before, after = (door.success(each.model(), test.x, test.y) for each in (clean, opened))
+    assert before is not None and after is not None and before < 0.1 and after > 0.6
+    assert opened.rounds.test_accuracy.iloc[-1] > 0.7, "and nobody sees it in the test accuracy"
+
+
 def test_who_is_bad_is_drawn_once_and_one_at_least() -> None:
     assert len(fa.SignFlip(share=0.2).bad(20, 1)) == 4 and len(fa.SignFlip(share=0.01).bad(20, 1)) == 1
     assert fa.SignFlip(share=0.0).bad(20, 1) == () and fa.SignFlip(clients=(7, 3)).bad(20, 1) == (3, 7)
     assert fa.SignFlip(share=0.2).bad(20, 1) == fa.ALIE(share=0.2).bad(20, 1) != fa.SignFlip(share=0.2).bad(20, 2)
     with pytest.raises(ConfigError, match="E203 client 20 of 20 clients"):
         fa.SignFlip(clients=(20,)).bad(20, 1)
+    assert fa.attacks.Nobody(share=0.5).bad(20, 1) == fa.attacks.Nobody(clients=(1,)).bad(20, 1) == ()
 
 
 def run(attack: Attack | None, algorithm: Any = None, **options: Any) -> fa.Run:
@@ -143,14 +200,54 @@ def run(attack: Attack | None, algorithm: Any = None, **options: Any) -> fa.Run:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_honest_clients_and_the_data_that_measure_are_left_alone(name: str) -> None:
+def test_honest_uploads_are_untouched_to_the_bit_and_lies_come_in_their_place(name: str) -> None:
+    """Two rounds of one cohort, at the runtime's own boundary, beside the same cohort without an attack."""
+    sections: dict[str, Any] = {
+        "partition": OPTIONS["partition"],
+        "algorithm": fa.Scaffold(),
+        "local": OPTIONS["local"],
+        "runtime": fa.RuntimeOptions("sequential"),
+        "run": RunOptions(cohort=fa.Uniform(6), client_test=0.2, client_validation=0.2),
+    }
+    (attacked, data), (clean, untouched) = (
+        trained(Experiment(**sections, attack=ATTACKS[name](clients=(2, 5)))),
+        trained(Experiment(**sections)),
+    )
+    for shards in ("held_out", "validation"):
+        pairs = ((data.examples(getattr(data, shards), c), untouched.examples(getattr(untouched, shards), c)) for c in range(10))
+        assert all(a is b is None or (torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])) for a, b in pairs), "what measures stays clean"
+    differ = set()
+    for lie, truth in zip(attacked, clean, strict=True):
+        same = all(torch.equal(a, b) for a, b in zip(lie.upload, truth.upload, strict=True))
+        assert lie.client == truth.client and (lie.client in (2, 5) or (same and _told(lie) == _told(truth)))
+        differ |= set() if same and _told(lie) == _told(truth) else {lie.client}
+    assert differ == (set() if name == "none" else {2, 5})
+
+
+def trained(experiment: Experiment) -> tuple[list[ClientUpload], Any]:
+    """What clients 0 to 5 send in round 2, after a round 1 in which the model moved."""
+    prepared = prepare(experiment, TASK)
+    runtime, algorithm = prepared.federation.runtime, prepared.federation.algorithm
+    for t, step in ((1, 0.0), (2, 0.01)):
+        sent = algorithm.broadcast(algorithm.init_server(prepared.start.server.w + step))
+        answers = runtime.train(algorithm, sent, {}, range(6), experiment.local, t, 0.1)
+        runtime.settle(set())
+    return answers, prepared.data
+
+
+def _told(answer: ClientUpload) -> ClientReport:
+    return replace(answer.report, seconds=0.0)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_honest_clients_train_as_if_nobody_were_bad_and_who_is_bad_is_recorded(name: str) -> None:
     """In round 1 honest clients report the losses of the clean run, to the bit."""
     attack = ATTACKS[name](clients=(2, 5))
     clean, found = run(None, cohort=10, rounds=1), run(attack, cohort=10, rounds=1)
     mine, theirs = (each.clients.set_index("client").loss for each in (found, clean))
     assert [mine[c] for c in range(10) if c not in (2, 5)] == [theirs[c] for c in range(10) if c not in (2, 5)]
     assert attack.poisons_data == (mine[2] != theirs[2])
-    assert found.record.provenance["bad_clients"] == [2, 5] and "bad_clients" not in clean.record.provenance
+    assert found.record.provenance["bad_clients"] == ([] if name == "none" else [2, 5]) and "bad_clients" not in clean.record.provenance
 
 
 def test_an_example_that_an_honest_client_owns_too_stays_what_it_is_for_that_one() -> None:
@@ -167,9 +264,9 @@ def test_models_stay_finite_under_every_attack(name: str, algorithm: Any) -> Non
     assert bool(found.weights().isfinite().all()) and found.record.status["state"] == "finished"
 
 
-@pytest.mark.parametrize("name", ["alie", "free_rider", "backdoor"])
+@pytest.mark.parametrize("name", ["alie", "free_rider", "backdoor", "sign_flip", "adaptive"])
 def test_the_same_attack_on_every_runtime(name: str) -> None:
-    runs = {kind: run(ATTACKS[name](), runtime=kind) for kind in ("sequential", "pool", "vectorized")}
+    runs = {kind: run(ATTACKS[name](), fa.Scaffold(), rounds=3, runtime=kind) for kind in ("sequential", "pool", "vectorized")}
     assert torch.equal(runs["sequential"].weights(), runs["pool"].weights())
     assert torch.allclose(runs["sequential"].weights(), runs["vectorized"].weights(), rtol=1e-4, atol=1e-6)
 
@@ -213,6 +310,44 @@ def test_counts_that_are_inflated_beyond_the_tasks_own_are_refused_and_below_it_
     assert {each["code"] for each in refused.rounds.refused[0]} == {"E106"}
     taken = run(replace(lie, factor=9.0), partition=partition, cohort=10)
     assert taken.clients[taken.clients.client == 0].weight.min() == pytest.approx(0.5)
+
+
+def test_a_hundredfold_count_within_the_declared_maximum_makes_the_model_the_attackers() -> None:
+    lie = fa.InflatedCounts(clients=(0,), factor=100.0)
+    sections: dict[str, Any] = {
+        "partition": fa.IID(clients=10),
+        "local": OPTIONS["local"],
+        "runtime": fa.RuntimeOptions("sequential"),
+        "run": RunOptions(rounds=8, cohort=fa.Uniform(10), evaluate_every=8),
+    }
+    last = {}
+    for name, most in (("taken", 1e6), ("refused", None)):
+        prepared = prepare(Experiment(**sections, attack=lie, aggregation=fa.Aggregation(max_examples=most)), TASK)
+        *_, result = prepared.federation.run(prepared.start)
+        last[name] = (result.report, {each.client: each.weight for each in result.clients})
+    (taken, weights), (refused, others) = last["taken"], last["refused"]
+    assert weights[0] > 0.9 and 0 not in others, "the tenth of the data that one client holds decides; or it is not asked any more"
+    assert taken.test["accuracy"] < 0.5 < 0.8 < refused.test["accuracy"]
+
+
+def test_attacks_that_cannot_be_what_they_say_are_errors_when_the_run_is_built() -> None:
+    for attack, words in (
+        (fa.LabelFlip(from_round=2), "E208 LabelFlip changes examples, which happens before the first round"),
+        (fa.Backdoor(from_round=2), "E208 Backdoor changes examples"),
+        (fa.Backdoor(target=10), "E203 class 10 of 10 classes. attack.target"),
+        (fa.LabelFlip(pair=(1, 10)), "E203 class 10 of 10 classes. attack.pair"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            run(attack)
+    run(fa.Backdoor(from_round=2, boost=2.0), rounds=1)
+
+
+def test_inflated_counts_alone_need_no_classes() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    task = fa.Task(model=torch.nn.Linear(3, 1), loss=torch.nn.functional.mse_loss, train=(x, x[:, :1]), test=(x, x[:, :1]))
+    lie = fa.InflatedCounts(shifts_labels=False, factor=2.0, clients=(0,))
+    found = fa.run(task, fa.FedAvg(), partition=fa.IID(clients=4), cohort=4, rounds=1, runtime="sequential", attack=lie)
+    assert found.clients.weight.max() == pytest.approx(0.4, abs=0.02)
 
 
 def test_an_attack_on_labels_needs_labels() -> None:

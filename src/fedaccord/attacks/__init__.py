@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedaccord.attacks.attack import Attack, Nobody
 from fedaccord.attacks.attacked import Attacked, poisoned
+from fedaccord.attacks.detection import Flags, flags
 from fedaccord.attacks.on_data import Backdoor, LabelFlip
 from fedaccord.attacks.on_uploads import ALIE, IPM, Adaptive, FreeRider, GaussianNoise, InflatedCounts, Scaling, SignFlip
 
@@ -29,6 +30,7 @@ __all__ = [
     "Attack",
     "Attacked",
     "Backdoor",
+    "Flags",
     "FreeRider",
     "GaussianNoise",
     "InflatedCounts",
@@ -36,5 +38,6 @@ __all__ = [
     "Nobody",
     "Scaling",
     "SignFlip",
+    "flags",
     "poisoned",
 ]

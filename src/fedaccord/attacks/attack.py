@@ -1,8 +1,9 @@
 """What bad clients do: to their data before training, and to what they send after it.
 
 An attack never touches an honest client, the test or the validation data. Its clients train like all others, see one another's honest
-updates in a round (they collude), and send what the attack says. Of an upload's vectors all are changed alike where the attack scales or
-turns the update; attacks that make up an update change `delta` and send the other vectors as they trained them.
+updates in a round (they collude), and send what the attack says; each says what becomes of the upload's other vectors (control variates,
+duals). Buffers are always sent as they came of the training. What a bad client keeps is what it trained, and counts only if its lie is
+accepted, as anybody's.
 """
 
 from __future__ import annotations
@@ -39,9 +40,18 @@ class Attack:
 
     share: Share = 0.2  # of the clients are bad, drawn once; at least one where it is above 0
     clients: tuple[int, ...] | None = None  # these are bad, instead of a drawn share
-    from_round: PositiveCount = 1  # before it, uploads are honest
+    from_round: PositiveCount = 1  # before it, uploads are what was trained; examples are changed before the first round
 
     knows_honest: ClassVar[bool] = False
+
+    def check(self, classes: int | None) -> None:
+        """E208 where the attack cannot be what it says on a task of so many classes (None: of numbers or masks)."""
+        name = type(self).__name__
+        if self.poisons_data and classes is None:
+            raise ConfigError("E208", f"{name} changes labels, and the task has no classes", "attack", "Use an attack on uploads")
+        if self.from_round > 1 and not self.changes_uploads:
+            what = f"{name} changes examples, which happens before the first round"
+            raise ConfigError("E208", what, "attack.from_round", "Leave it out, or use an attack on uploads")
 
     def bad(self, population: int, seed: int) -> tuple[int, ...]:
         """Who is bad. E203 where a client is named that does not exist."""
@@ -67,12 +77,19 @@ class Attack:
     def poisons_data(self) -> bool:
         return type(self).data is not Attack.data
 
+    @property
+    def changes_uploads(self) -> bool:
+        return not self.poisons_data or type(self).uploads is not Attack.uploads
+
 
 @dataclass(frozen=True)
 class Nobody(Attack):
-    """Nobody is bad: what attacks are compared with."""
+    """Nobody is bad, whatever `share` and `clients` say of the attacks that this is compared with."""
 
     share: Share = 0.0
+
+    def bad(self, population: int, seed: int) -> tuple[int, ...]:
+        return ()
 
 
 def scaled(answer: ClientUpload, factor: float) -> ClientUpload:

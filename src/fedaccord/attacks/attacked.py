@@ -13,7 +13,6 @@ from torch import Tensor
 from fedaccord.attacks.attack import Attack, Scene
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.arrays import load_arrays, save_arrays
-from fedaccord.core.errors import ConfigError
 from fedaccord.core.local import LocalPlan
 from fedaccord.core.state import State
 from fedaccord.core.vector import Buffers
@@ -24,12 +23,9 @@ FILE = "attack.safetensors"
 
 
 def poisoned(data: Population, attack: Attack, bad: Collection[int], classes: int | None) -> Population:
-    """The population with the attackers' training examples changed; E208 where an attack on labels meets a task without classes."""
+    """The population with the attackers' training examples changed."""
     if not attack.poisons_data or not bad:
         return data
-    if data.y.is_floating_point() or classes is None:
-        what = f"{type(attack).__name__} changes labels, and the task has no classes"
-        raise ConfigError("E208", what, "attack", "Use an attack on uploads")
     rows = np.unique(np.concatenate([data.train[client] for client in sorted(bad)]))
     if not len(rows):
         return data
@@ -43,7 +39,7 @@ def poisoned(data: Population, attack: Attack, bad: Collection[int], classes: in
 
 
 class Attacked(RuntimeAround):
-    """Sends what the attack says for the bad clients; everybody trains in `inner`.
+    """Sends what the attack says for the bad clients; everybody trains in `inner`, so that all runtimes tell the same lies.
 
     The last move of the global model is what the attackers see of it: the difference of the models they were sent in two rounds.
     """

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedaccord.attacks import Flags, flags
 from fedaccord.cli.words import SHORT, metric_of, ordinal, reasons, round_line, run_line
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.reports import alert_kind, lower_is_better
 from fedaccord.runs import Record, short_id
 
 SHOWN = 5  # rounds, refused clients
+MOST_NAMED = 20  # bad clients
 
 
 class Story(NamedTuple):
@@ -34,6 +36,8 @@ def overview(record: Record, state: str) -> Story:
     ]
     if error:
         lines.append(f"{error['code']} {error['what']}. {error['where']}. {error['remedy']}")
+    under = flags(record) if record.provenance.get("bad_clients") else None
+    lines += [] if under is None else [attack_line(record, under)]
     lines += [f"verdict: {verdict}", *(f"note: {text}" for text in record.partition.get("notes", []))]
     if record.rounds:
         lines += ["", "last rounds", *(f"  {round_line(line, rounds)}" for line in record.rounds[-SHOWN:])]
@@ -61,12 +65,30 @@ def overview(record: Record, state: str) -> Story:
         "last_rounds": record.rounds[-SHOWN:],
         "refusals": refusals,
         "alerts": alerts,
+        "flags": None if under is None else under.record(),
         "experiment": record.experiment,
         "sources": record.sources,
         "partition": {key: value for key, value in record.partition.items() if key not in ("sizes", "label_counts")},
         "provenance": record.provenance,
     }
     return Story(lines, data)
+
+
+def attack_line(record: Record, found: Flags) -> str:
+    """``attack sign_flip: clients 2, 5 of 10 are bad; 2 of 2 flagged within 5 of their uploads, recall 1.00, precision 0.67; ...``."""
+    who = ", ".join(map(str, found.bad[:MOST_NAMED])) + (", ..." if len(found.bad) > MOST_NAMED else "")
+    line = f"attack {record.experiment['attack']['name']}: clients {who} of {record.partition.get('clients')} are bad"
+    caught = found.caught()
+    if caught is None:
+        return f"{line}; none of them has sent anything under attack"
+    line += f"; {round(caught * len(found.first))} of {len(found.first)} flagged within 5 of their uploads"
+    line += "".join(
+        f", {name} {value:.2f}" for name, value in (("recall", found.recall), ("precision", found.precision)) if value is not None
+    )
+    if found.most_false is not None and found.mean_false:
+        client, most = found.most_false
+        line += f"; of honest uploads {found.mean_false:.0%} flagged, of client {client}'s {most:.0%}"
+    return line
 
 
 def _verdict(record: Record, state: str, refusals: list[dict[str, Any]]) -> str:

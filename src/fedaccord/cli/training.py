@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedaccord.cli.places import STOP, Order, is_parent, lay_out, locate, read_s
 from fedaccord.cli.pool import Outcome, Pool
 from fedaccord.cli.progress import Progress, Sink
 from fedaccord.cli.words import done_line, run_line
-from fedaccord.config import checked_section, comparison, from_run, read_settings, runs_of, to_toml
+from fedaccord.config import alternatives, checked_section, comparison, from_run, read_settings, runs_of, to_toml
 from fedaccord.core.errors import ConfigError, FedaccordError
 from fedaccord.report import comparison_rows, summary, write_report
 from fedaccord.runs import read, short_id
@@ -75,17 +75,26 @@ def compare_methods(
     out: Path,
     jobs: int | None,
     as_json: bool,
+    under: Mapping[str, str | None],
 ) -> int:
-    """`fedaccord compare`: every method on the same seeds, so on the same partitions, initial weights and cohorts."""
-    names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
-    found = comparison(read_settings(config, overrides, os.environ), names, seeds, target)
-    runs = [each for method in found.methods for each in runs_of(method, found.seeds, seed)]
+    """`fedaccord compare`: every method on the same seeds, so on the same partitions, initial weights and cohorts.
+
+    under: option -> the attacks, screens and policies that each method is put under; None: as the configuration says.
+    """
+    found = comparison(read_settings(config, overrides, os.environ), _listed(algorithms or ""), seeds, target)
+    asked = {option: _listed(names) for option, names in under.items() if names is not None}
+    points = [point for method in found.methods for point in alternatives(method, asked)]
+    runs = [each for settings, varied in points for each in runs_of(settings, found.seeds, seed, varied)]
     runs.sort(key=lambda each: each.experiment.run.seed)  # an interrupted comparison has whole seeds, not whole methods
     parent, orders = lay_out(runs, out, "compare")
     if parent is None:
         return _finish(None, [_alone(orders[0], resume=False)], found.target, html, as_json)
     write_study(parent, orders, "compare", found.target, html)
     return _together(parent, orders, jobs, found.target, html, as_json, compared=True)
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _dry_run(orders: Sequence[Order], as_json: bool) -> int:

@@ -22,12 +22,14 @@ SCHEMES = {
 
 
 def run_line(run_id: str, tables: Mapping[str, Any], clients: int | None = None) -> str:
-    """``run 7f3a  fedsmoo  100 clients, Dirichlet 0.1  seed 1``."""
+    """``run 7f3a  fedsmoo  100 clients, Dirichlet 0.1  seed 1``, and ``under attack: sign_flip`` where clients are bad."""
     partition = tables["partition"]
     scheme = SCHEMES.get(str(partition["name"]), str(partition["name"]).replace("_", " "))
     many = clients if clients is not None else partition.get("clients")
     who = f"{many} clients, " if many is not None else ""
-    return f"run {run_id}  {tables['algorithm']['name']}  {who}{scheme.format_map(partition)}  seed {tables['run']['seed']}"
+    attack = (tables.get("attack") or {}).get("name", "none")
+    bad = "" if attack == "none" else f"  under attack: {attack}"
+    return f"run {run_id}  {tables['algorithm']['name']}  {who}{scheme.format_map(partition)}  seed {tables['run']['seed']}{bad}"
 
 
 def metric_of(line: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -4,6 +4,7 @@ settings = read_settings(Path("experiment.toml"), ["algorithm.rho=[0.05, 0.1]"],
 for resolved in runs_of(settings, seeds=3): ...        # one `Resolved` a run
 """
 
+from fedaccord.config.alternatives import alternatives
 from fedaccord.config.build import ConfigErrors, Resolved, TaskOrder, resolve
 from fedaccord.config.check import check
 from fedaccord.config.comparison import Comparison, checked_section, comparison
@@ -18,6 +19,7 @@ __all__ = [
     "Resolved",
     "Settings",
     "TaskOrder",
+    "alternatives",
     "check",
     "checked_section",
     "comparison",

@@ -15,8 +15,11 @@ from fedaccord.tasks import TASKS, Task, user_factory
 Point = tuple[Settings, tuple[tuple[str, Any], ...]]
 
 
-def runs_of(settings: Settings, seeds: int | None = None, seed: int | None = None) -> list[Resolved]:
-    """Every run that the settings ask for. seeds: that many, from `seed` (default: the configured one) upwards."""
+def runs_of(
+    settings: Settings, seeds: int | None = None, seed: int | None = None, varied: tuple[tuple[str, Any], ...] = ()
+) -> list[Resolved]:
+    """Every run that the settings ask for. seeds: that many, from `seed` (default: the configured one) upwards. varied: what told these
+    settings from others already."""
     if seed is not None:
         settings = settings.set(("run", "seed"), seed, COMMAND_LINE)
     if seeds is not None:
@@ -30,7 +33,7 @@ def runs_of(settings: Settings, seeds: int | None = None, seed: int | None = Non
             settings = settings.set(
                 ("run", "seed"), list(range(first, first + seeds)), settings.source(("run", "seed")) if seeds == 1 else COMMAND_LINE
             )
-    return [resolve(*point) for point in expanded(settings)]
+    return [resolve(*point) for point in expanded(settings, varied)]
 
 
 def expanded(settings: Settings, varied: tuple[tuple[str, Any], ...] = ()) -> list[Point]:
