@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import fedaccord as fa
-from fedaccord.aggregation.policy import POLICIES
+from fedaccord.aggregation.policies import POLICIES
+from fedaccord.aggregation.screens import SCREENS
 from fedaccord.algorithms import REGISTRY
+from fedaccord.attacks import ATTACKS
 from fedaccord.config import ConfigErrors, Resolved, check, comparison, read_settings, resolve, runs_of, to_toml
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.optimizer import LOCAL_OPTIMIZERS
@@ -212,6 +214,8 @@ SECTIONS = [
     *({"local": {"schedule": name, "clip_norm": 1.5, "batch_size": "full"}} for name in SCHEDULES),
     *({"server_optimizer": name} for name in SERVER_OPTIMIZERS),
     *({"aggregation": {"policy": name, "max_examples": 10}} for name in POLICIES),
+    *({"aggregation": {"screen": name, "rollout": {"stage": "shadow"}}} for name in SCREENS),
+    *({"attack": {"name": name, "share": 0.1}} for name in ATTACKS),
     {"run": {"cohort": 3, "stop_at": 0.5}},
     {"run": {"cohort": 0.5}},
     {"run": {"cohort": {"name": "scripted", "cohorts": [[0, 1], []]}}},

@@ -21,7 +21,6 @@ from fedaccord.attacks import Attack
 from fedaccord.core.algorithm import Algorithm
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 from fedaccord.core.local import LocalPlan
-from fedaccord.core.reports import alert_kind
 from fedaccord.core.server_optimizer import ServerOptimizer
 from fedaccord.core.state import num_bytes
 from fedaccord.core.vector import load_into
@@ -48,6 +47,7 @@ from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
 from fedaccord.tasks import Task
 from fedaccord.tasks.memory import require_memory
 from fedaccord.telemetry import Event, Tee, Telemetry
+from fedaccord.telemetry.warns import Warns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,7 @@ def run(
         initial=initial,
         folder=None if folder is None else Path(folder),
         resume=resume,
-        telemetry=(_Warns(), *(telemetry or ())),
+        telemetry=(Warns(), *(telemetry or ())),
     )
 
 
@@ -193,30 +193,6 @@ def experiment_of(
 
     check(experiment)
     return experiment
-
-
-class _Warns:
-    """Says through logging, once each, that a round changed nothing and what a method alerts to: a notebook has no progress line."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def emit(self, event: Event) -> None:
-        if event.kind != "round_finished":
-            return
-        round, log = event.data["round"], logging.getLogger("fedaccord")
-        if event.data["model_kept"] and self._is_new("model kept"):
-            first = next((refusal["message"] for refusal in event.data["refused"]), "")
-            text = "round %d kept the old model: %s. %s See Run.rounds and Run.clients."
-            log.warning(text, round, event.data["reason"], first)
-        for alert in event.data["alerts"]:
-            if self._is_new(f"alert: {alert_kind(alert)}"):
-                log.warning("round %d, %s. See Run.rounds.alerts.", round, alert)
-
-    def _is_new(self, what: str) -> bool:
-        is_new = what not in self._said
-        self._said.add(what)
-        return is_new
 
 
 @dataclass(repr=False)
@@ -322,7 +298,7 @@ def execute(
         try:
             state = _drive(experiment, task, prepared, state, record, disk, weights, sinks, should_stop)
         finally:
-            prepared.federation.runtime.close()
+            prepared.federation.close()
             if disk:
                 disk.close()
     return Run(record, task, prepared.partition, state, weights, disk)

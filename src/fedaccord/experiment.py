@@ -29,6 +29,10 @@ from fedaccord.aggregation.screens import SCREENS
 from fedaccord.aggregation.trust import Trust
 from fedaccord.algorithms import REGISTRY, FedAvg
 from fedaccord.attacks import ATTACKS, Attack, Attacked, poisoned
+from fedaccord.channel.key_holder import KeyHolder
+from fedaccord.channel.opening import MIN_CLIENTS
+from fedaccord.channel.paillier import require_paillier
+from fedaccord.channel.private_reward import PrivateReward
 from fedaccord.core.algorithm import Algorithm, Count, Device, LocalParts, Positive, PositiveCount, Share
 from fedaccord.core.errors import ConfigError, PartitionError
 from fedaccord.core.local import LocalPlan, upload_template
@@ -77,6 +81,7 @@ class Aggregation:
     root_examples: PositiveCount = 100  # of the validation data, that train the server's own update for screens and policies
     local_parts: LocalParts | Literal["method"] = "method"  # what stays with each client; method: what the method says, mostly none
     max_examples: Positive | None = None  # the largest sample count that a client may report; default: the training examples of the task
+    private_reward: bool = False  # policies see each client's share of an encrypted sum of gains, and no client's metric (extra `privacy`)
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         evaluate_clients_every=run.evaluate_clients_every,
         evaluated_clients=run.evaluated_clients,
         stop_at=None if run.stop_at is None else Target(run.stop_metric, run.stop_at, falling=lower_is_better(run.stop_metric)),
+        private_reward=_private_reward(experiment, trust.policy),
     )
     experiment = replace(experiment, runtime=chosen.options)
     return Prepared(federation, federation.start(w, buffers), model, data, partition, experiment, chosen.reason, bad)
@@ -233,6 +239,7 @@ def _trust(experiment: Experiment, guard: Guard, has_data: bool) -> Trust:
     own = experiment.aggregation
     screen, policy = own.screen, own.policy
     assert policy is not None
+    policy.check()
     if screen is not None:
         if screen.needs_root and not has_data:
             what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data that the global model fits"
@@ -244,6 +251,22 @@ def _trust(experiment: Experiment, guard: Guard, has_data: bool) -> Trust:
         what = f"{type(screen).__name__} knows no weights, so {type(policy).__name__} would change nothing"
         raise ConfigError("E208", what, "aggregation.policy", "Leave the policy or the screen out")
     return Trust(guard, policy, screen, own.projection, own.rollout, own.quarantine)
+
+
+def _private_reward(experiment: Experiment, policy: Policy) -> PrivateReward | None:
+    """E208 where nobody would look at it or no sum could be opened, E209 without the extra `privacy`."""
+    if not experiment.aggregation.private_reward:
+        return None
+    where = "aggregation.private_reward"
+    if not policy.wants_client_metrics:
+        what = f"{type(policy).__name__} looks at no client's metric, so there is nothing to hide from it"
+        raise ConfigError("E208", what, where, "Leave it out, or use a policy that learns from the clients' gains")
+    smallest = min(_cohort_sizes(experiment.run.cohort), default=MIN_CLIENTS)
+    if smallest < MIN_CLIENTS:
+        what = f"a sum of gains is opened from {MIN_CLIENTS} clients, and a cohort has {smallest}"
+        raise ConfigError("E208", what, where, f"Ask at least {MIN_CLIENTS} clients a round, or leave it out")
+    require_paillier()
+    return PrivateReward(KeyHolder)
 
 
 def _cohort_sizes(sampler: Sampler) -> list[int]:

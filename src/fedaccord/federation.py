@@ -16,6 +16,7 @@ from fedaccord.aggregation.geometry import geometry
 from fedaccord.aggregation.policy import Decision, Outcome
 from fedaccord.aggregation.sums import mean_buffers, weighted_sum, weighted_sums
 from fedaccord.aggregation.trust import Context, Examined, Judged, ServerData, Trust, TrustState, Weighing
+from fedaccord.channel.private_reward import PrivateReward
 from fedaccord.core.algorithm import Algorithm, Cohort
 from fedaccord.core.errors import UploadError
 from fedaccord.core.local import LocalPlan
@@ -97,6 +98,7 @@ class Federation:
     evaluate_clients_every: int = 0  # rounds between evaluations on clients' held-out examples; 0 = after the last round only
     evaluated_clients: int = 10_000  # at most so many clients, drawn once
     stop_at: Target | None = None
+    private_reward: PrivateReward | None = None  # None: a policy that wants clients' metrics sees them
 
     def start(self, w: Tensor, buffers: Buffers) -> RunState:
         """The state before round 1."""
@@ -115,6 +117,12 @@ class Federation:
         """Whether these validation metrics end the run early."""
         return self.stop_at is not None and self.stop_at.reached(validation)
 
+    def close(self) -> None:
+        """End the processes that the rounds started."""
+        self.runtime.close()
+        if self.private_reward is not None:
+            self.private_reward.close()
+
     def round(self, state: RunState) -> RoundResult:
         """One round: draw, train, guard, weigh, sum, update, settle, evaluate."""
         return self.conclude(self.collect(state))
@@ -127,6 +135,9 @@ class Federation:
         state = state._replace(trust=trust)
         cohort = self._cohort(t, state)
         accuracies = self._accuracies(state, cohort) if self.trust.policy.wants_client_metrics else {}
+        if self.private_reward is not None:
+            accuracies, told = self.private_reward.gains(t, accuracies, trust.facts.get("private_reward", {}))
+            state = state._replace(trust=trust._replace(facts={**trust.facts, "private_reward": told}))
         sent = self.algorithm.broadcast(state.server)
         arrived = self.runtime.train(self.algorithm, sent, state.buffers, cohort, self.plan, t, lr)
         answers, surplus = _one_answer_each(arrived, cohort)
@@ -151,7 +162,9 @@ class Federation:
         absent = tuple(client for client in cohort if client not in answered)
         accepted = [report for report in clients if report.accepted]
         alerts = self.algorithm.alerts(state.server, new.server, accepted, absent) if accepted else ()
-        new = new._replace(history=seen(self.sampler, state.history, accepted), trust=self._remembered(state, new, judged, measured))
+        new = new._replace(
+            history=seen(self.sampler, state.history, accepted), trust=self._remembered(state, new, judged, measured, counted)
+        )
         if t < self.rounds:  # what the next cohort keeps on disk is read while we evaluate
             self.runtime.expect(self._next_cohort(t, new))
         test = self._evaluated(self.evaluate_test, new, t)
@@ -185,7 +198,7 @@ class Federation:
             model_kept=reason is not None,
             reason=reason,
             alerts=alerts,
-            trust=_of_trust(judged, orders, measured),
+            trust=_of_trust(judged, orders, measured) | _of_private_reward(state),
         )
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)), measured.other)
 
@@ -245,7 +258,9 @@ class Federation:
             return state._replace(round=t), None, "the aggregate is not finite"
         return state._replace(round=t, server=server, buffers=buffers), cohort, None
 
-    def _remembered(self, state: RunState, new: RunState, judged: Judged, measured: _Measured) -> TrustState:
+    def _remembered(
+        self, state: RunState, new: RunState, judged: Judged, measured: _Measured, counted: Sequence[tuple[ClientUpload, float]]
+    ) -> TrustState:
         """What guard, policy and breaker know after the round."""
         used = judged.policy is not None and judged.uses_policy
         by_size, policy = measured.by_size_loss, measured.policy_loss
@@ -253,6 +268,10 @@ class Federation:
         trust = self.trust.observed(judged, Outcome(reward, used, measured.used.metrics if measured.used else None))
         if self.trust.remembers_the_move and new.server.w is not state.server.w:
             trust = trust._replace(vectors={**trust.vectors, "previous": new.server.w - state.server.w})
+        if self.private_reward is not None:
+            weights = {answer.client: weight for answer, weight in counted}
+            told = self.private_reward.weighted(weights, trust.facts["private_reward"])
+            trust = trust._replace(facts={**trust.facts, "private_reward": told})
         return trust
 
     def _client_reports(
@@ -342,6 +361,12 @@ def _of_trust(judged: Judged, orders: Sequence[dict[str, Any]], measured: _Measu
             "loss_policy": measured.policy_loss,
         }
     return found
+
+
+def _of_private_reward(state: RunState) -> dict[str, Any]:
+    """The sum of the round, or why it stays closed."""
+    told = state.trust.facts.get("private_reward")
+    return {} if told is None else {"private_reward": told["last"]}
 
 
 def _not_finite(client: int) -> UploadError:

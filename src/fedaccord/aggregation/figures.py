@@ -17,7 +17,9 @@ MEDIAN_DIRECTION = "median_direction"  # cosine of u_k and the coordinate-wise m
 MEAN_DIRECTION = "mean_direction"  # cosine of u_k and the size-weighted mean of the cohort's
 ROOT_DIRECTION = "root_direction"  # cosine of u_k and the move of a model trained on the server's examples
 CREDIT = "credit"  # <-gradient of the validation loss, u_k>: by how much u_k lowers it, to first order
-ACCURACY = "accuracy"  # the global model's metric on the client's own held-out examples when the round begins; not computed here
+ACCURACY = (
+    "accuracy"  # the global model's metric on the client's own examples when the round begins; with a private reward its gains so far
+)
 FIGURES = (NORM, DIRECTION, MEDIAN_DIRECTION, ROOT_DIRECTION, CREDIT)
 ALL = (*FIGURES, MEAN_DIRECTION)
 

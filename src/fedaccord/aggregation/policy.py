@@ -68,6 +68,9 @@ class Policy:
     is_learned: ClassVar[bool] = False  # True: capped, shadowed by FedAvg, and behind the breaker
     wants_client_metrics: ClassVar[bool] = False  # True: the figure "accuracy", each client's metric at the start of the round
 
+    def check(self) -> None:
+        """Called when the run is built: errors that need no round to show themselves, as a file of weights that is not there."""
+
     def start(self) -> Memory:
         """What it remembers before round 1."""
         return NOTHING

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from fedaccord.cli.verbs import app
+from fedaccord.cli.policy_verbs import app
 from fedaccord.core.errors import ConfigError, FedaccordError, InternalFault
 
 INTERRUPTED = 130

@@ -242,3 +242,27 @@ def measure(
     from fedaccord.cli.measuring import measure_runs
 
     measure_runs(names, rho, examples, root, json)
+
+
+@app.command()
+def diagnose(name: RunName, root: Root = RUNS, json: Json = False, debug: Debug = False) -> int:
+    """Which alerts hold, with the figures, and what to do. Exit code 6 where one holds."""
+    from fedaccord.cli.diagnosing import diagnose_run
+
+    return diagnose_run(name, root, json)
+
+
+@app.command()
+def quarantine(
+    name: RunName,
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="A,B,...", help="Let these clients back in: the run's next round obeys.")
+    ] = None,
+    root: Root = RUNS,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Who was refused, when and why, and who is not asked until when."""
+    from fedaccord.cli.diagnosing import quarantine_run
+
+    return quarantine_run(name, release, root, json)

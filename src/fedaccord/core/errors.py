@@ -64,6 +64,7 @@ CODES: dict[str, str] = {
     "E323": "the folder cannot be written",
     # 4xx: network and authorisation
     "E401": "the other side cannot be reached",
+    "E402": "a message is malformed",
     # 5xx: deadlines
     "E501": "the deadline has passed",
     # 6xx: the run is fine and the answer is no

@@ -26,12 +26,13 @@ Learned = PerClient | Residual
 class DenseReward:
     """On the same uploads, the validation loss under FedAvg's weights less that under the policy's, relative to the first; less penalties.
 
-    Half of a client's reward is shared; half is its own part of the same gain to first order: C (p_k - p_k of FedAvg) <-g, u_k - mean u>,
-    with g the mean of the loss's gradients before the round and after FedAvg's step, so that the curvature between them counts.
+    A part of a client's reward is shared; most of it is its own part of the same gain to first order: C (p_k - p_k of FedAvg) times
+    <-g, u_k - mean u>, with g the mean of the loss's gradients before the round and after FedAvg's step, so that the curvature between
+    them counts.
     """
 
     scale: float = 20.0  # a gain of 5% of the loss is 1
-    own: float = 0.5
+    own: float = 0.8
     worst: float = 0.3  # of the relative rise of the worst tenth's loss, on clients' held-out examples, times scale
     distance: float = 0.02  # of the squared tilt
     measured_clients: int = 10  # of the cohort, for the worst tenth; 0: not measured

@@ -26,7 +26,7 @@ class Training:
     minutes: float = 30.0
     episodes: int = 5000  # at most; whichever comes first
     seed: int = 0
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     clip: float = 0.2
     batch: int = 128
     rounds: int = 32  # of each slot between two updates
@@ -75,7 +75,7 @@ def _model(slots: Slots, t: Training) -> BaseAlgorithm:
             gradient_steps=64,
             **common,
         )
-    shape["log_std_init"] = -0.7
+    shape["log_std_init"] = -1.2
     if t.learner == "a2c_delayed":
         model = Delayed("MlpPolicy", slots, policy_kwargs=shape, n_steps=8, gae_lambda=0.0, **common)
         model.delay = t.delay

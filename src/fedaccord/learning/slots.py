@@ -21,7 +21,7 @@ from fedaccord.learning.episode import DenseReward, Episode, Learned, width
 from fedaccord.learning.scenes import Scenes
 
 Array = np.ndarray[Any, np.dtype[Any]]
-COHORTS = (5, 5, 8, 12, 20, 40)  # one episode at a time of each size
+COHORTS = (5, 5, 8, 14, 24, 40)  # one episode at a time of each size; 96 slots
 BOUND = 3.0  # of the raw actions, before sigmoid or tanh
 LEVELS = 10  # of weight, where a learner knows only discrete ones
 

@@ -139,7 +139,7 @@ def tune(
         partition=partition,
         local=local,
         server_optimizer=server_optimizer,
-        aggregation=Aggregation(policy or BySize(), local_parts),  # type: ignore[arg-type]
+        aggregation=Aggregation(policy or BySize(), local_parts=local_parts),  # type: ignore[arg-type]
         devices=devices,
         runtime=RuntimeOptions(),
         cohort=cohort,

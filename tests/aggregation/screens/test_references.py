@@ -125,7 +125,7 @@ def reference_rule_guard(u: Array, counts: Array, **_: Any) -> Array:
     norms = np.linalg.norm(u, axis=1)
     short = norms <= 5 * np.median(norms)
     median = np.median(u[short], axis=0)
-    kept = short & (u @ median / norms / np.linalg.norm(median) > 0)
+    kept = short & (u @ median / norms / np.linalg.norm(median) > -0.05)
     n = np.minimum(counts, 3 * np.median(counts[kept])) * kept
     return (n / n.sum() * np.minimum(1, np.median(norms[kept]) / norms)) @ u
 

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from fedaccord.aggregation import figures
 from fedaccord.aggregation.policies.features import SEVEN, LossChange, Told, jumped, remembered, scaled, seven
-from fedaccord.aggregation.policies.network import SHIPPED, explored, forward, read
+from fedaccord.aggregation.policies.network import SHIPPED, Layers, explored, forward, read
 from fedaccord.aggregation.policy import CohortView, Decision, Memory, Policy
 from fedaccord.core.algorithm import Count, NonNegative, Share
 
@@ -43,9 +43,15 @@ class PerClient(Policy):
     is_learned: ClassVar[bool] = True
     wants_client_metrics: ClassVar[bool] = True
 
+    def check(self) -> None:
+        self._layers()
+
+    def _layers(self) -> Layers:
+        return read(self.weights, "per_client.safetensors", len(SEVEN), 2)
+
     def weigh(self, cohort: CohortView, memory: Memory) -> Decision:
         features, _ = scaled(seven(cohort, memory, self.loss_change, self.relative_latency), memory)
-        outputs = forward(read(self.weights, "per_client.safetensors", len(SEVEN), 2), features)
+        outputs = forward(self._layers(), features)
         return self.decided(cohort, memory, explored(outputs, self.explore, cohort).sigmoid())
 
     def decided(self, cohort: CohortView, memory: Memory, actions: torch.Tensor) -> Decision:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaccord.aggregation import figures
 from fedaccord.aggregation.policies.features import RELATIVE, LossChange, relative, remembered, seven
-from fedaccord.aggregation.policies.network import SHIPPED, explored, forward, read
+from fedaccord.aggregation.policies.network import SHIPPED, Layers, explored, forward, read
 from fedaccord.aggregation.policy import CohortView, Decision, Memory, Policy
 from fedaccord.core.algorithm import NonNegative
 
@@ -31,9 +31,15 @@ class Residual(Policy):
     looks_at: ClassVar[tuple[str, ...]] = figures.FIGURES
     is_learned: ClassVar[bool] = True
 
+    def check(self) -> None:
+        self._layers()
+
+    def _layers(self) -> Layers:
+        return read(self.weights, "residual.safetensors", len(RELATIVE), 1)
+
     def weigh(self, cohort: CohortView, memory: Memory) -> Decision:
         told = seven(cohort, memory, self.loss_change)
-        outputs = forward(read(self.weights, "residual.safetensors", len(RELATIVE), 1), relative(cohort, told, memory))
+        outputs = forward(self._layers(), relative(cohort, told, memory))
         return self.decided(cohort, memory, explored(outputs, self.explore, cohort)[:, 0].tanh())
 
     def decided(self, cohort: CohortView, memory: Memory, tilts: Tensor) -> Decision:

@@ -1,0 +1,111 @@
+"""The verbs diagnose, quarantine and policy: happy path, --json, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedaccord as fa
+from fedaccord.cli.main import run as command
+from fedaccord.runs import RunFolder
+
+OPTIONS: dict[str, Any] = {"partition": fa.IID(clients=6), "cohort": 6, "rounds": 5, "local": fa.LocalPlan(lr=0.1, epochs=1, batch_size=40)}
+Said = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture()
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    def call(*words: str) -> tuple[int, str]:
+        code = command(list(words))
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Client 2 reports a hundred times its examples: it is refused three times and then not asked."""
+    folder = tmp_path_factory.mktemp("runs") / "hostile"
+    fa.run(fa.digits("softmax"), fa.FedAvg(), attack=fa.InflatedCounts(clients=(2,), factor=1000.0), folder=folder, **OPTIONS)
+    return folder
+
+
+def test_quarantine_tells_who_when_why_and_until_when(hostile: Path, said: Said) -> None:
+    code, text = said("quarantine", str(hostile))
+    assert code == 0 and "count_too_large 3" in text and "until round 14" in text and "client 2, round 3: E106" in text
+    code, text = said("quarantine", str(hostile), "--json")
+    (row,) = json.loads(text)["refused"]
+    assert (row["client"], row["refused"], row["last"]) == (2, 3, 3)
+
+
+def test_a_release_is_obeyed_when_the_run_goes_on(hostile: Path, said: Said, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = {**OPTIONS, "rounds": 8, "attack": fa.InflatedCounts(clients=(2,), factor=1000.0), "checkpoint_every": 1}
+
+    class Stop:
+        def emit(self, event: Any) -> None:
+            if event.kind == "round_finished" and event.data["round"] == 4:
+                RunFolder(folder).ask_to_stop()
+
+    fa.run(fa.digits("softmax"), fa.FedAvg(), folder=folder, telemetry=[Stop()], **options)
+    code, text = said("quarantine", str(folder), "--release", "2")
+    assert code == 0 and "released 2: the run obeys when it is resumed" in text
+    run = fa.run(fa.digits("softmax"), fa.FedAvg(), folder=folder, resume=True, **options)
+    assert [2 in cohort for cohort in run.rounds.cohort] == [True, True, True, False, True, True, True, False]
+    assert run.rounds.trust[4]["events"][0] == {"event": "released", "client": 2, "by": "operator"}
+    for wrong, words in (("77", "E203 there is no client 77"), ("a", "E202 'a' is no list of client ids")):
+        code, text = said("quarantine", str(folder), "--release", wrong)
+        assert code == 2 and words in text
+    assert hostile.exists()
+
+
+def test_diagnose_leaves_with_six_where_something_holds_and_says_what_to_do(hostile: Path, said: Said, tmp_path: Path) -> None:
+    code, text = said("diagnose", str(hostile))
+    assert code == 6 and "HOLDS      clients are in quarantine: clients 2" in text and "fedaccord quarantine RUN" in text
+    code, text = said("diagnose", str(hostile), "--json")
+    assert code == 6 and {each["name"] for each in json.loads(text)["findings"] if each["holds"]} == {"clients are in quarantine"}
+    fa.run(fa.digits("softmax"), fa.FedAvg(), folder=tmp_path / "clean", **OPTIONS)
+    code, text = said("diagnose", str(tmp_path / "clean"))
+    assert code == 0 and text.endswith("nothing holds\n")
+    code, text = said("diagnose", str(tmp_path / "none"))
+    assert code == 2 and "E210" in text
+
+
+def test_a_policys_status_and_orders(said: Said, tmp_path: Path) -> None:
+    policy, folder = fa.Residual(weights="untrained", explore=0.3), tmp_path / "run"
+    fa.run(fa.digits("softmax"), fa.FedAvg(), policy=policy, rollout=fa.Rollout("shadow"), folder=folder, **OPTIONS)
+    code, text = said("policy", "status", str(folder))
+    assert code == 0 and text.startswith("residual  stage shadow  breaker closed  used in 0 of 5 rounds  validation loss ")
+    code, text = said("policy", "status", str(folder), "--json")
+    assert json.loads(text)["stage"] == "shadow" and json.loads(text)["used"] == 0
+    assert said("policy", "promote", str(folder))[0] == 0 and said("policy", "rollback", str(folder), "--json")[0] == 0
+    assert [order["order"] for order in RunFolder(folder).orders()] == ["promote", "rollback"]
+
+
+def test_a_run_without_a_policy_of_stages_is_one_error(hostile: Path, said: Said) -> None:
+    for verb in ("status", "promote", "rollback"):
+        code, text = said("policy", verb, str(hostile))
+        assert code == 2 and text.startswith("E208")
+
+
+def test_train_and_evaluate_leave_weights_and_intervals(said: Said, tmp_path: Path) -> None:
+    out = tmp_path / "p" / "w.safetensors"
+    code, text = said("policy", "train", str(out), "--episodes", "2", "--minutes", "1")
+    assert code == 0 and f"done  {out}" in text and json.loads(out.with_suffix(".json").read_text())["episodes"] >= 2
+    code, text = said("policy", "evaluate", str(out), "--scenes", "2", "--json")
+    told = json.loads(text[text.index("{") :].split("\nscene")[0]) if text.startswith("{") else json.loads(text[text.index("\n{") :])
+    assert code == 0 and set(told["difference_to_fedavg"]["all"]) == {"accuracy", "loss", "worst"} and len(told["scenes"]) == 4
+
+
+def test_wrong_words_have_their_code(said: Said, tmp_path: Path) -> None:
+    assert said("policy", "train", str(tmp_path / "w"), "--kind", "residuel")[0] == 2
+    code, text = said("policy", "train", str(tmp_path / "w"), "--learner", "sac")
+    assert code == 2 and "E205" in text and "ppo" in text
+    assert said("policy", "train", str(tmp_path / "w"), "--minutes", "0")[0] == 2
+    code, text = said("policy", "evaluate", str(tmp_path / "none"), "--scenes", "2")
+    assert code == 2 and "E301 the policy's weights cannot be read" in text
