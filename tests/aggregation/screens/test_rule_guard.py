@@ -139,6 +139,16 @@ def test_a_jump_is_against_the_clients_own_history_of_five_lengths() -> None:
     assert reasons(guarded(u, told(5), jump=100.0))[4] is None
 
 
+def test_lengths_that_never_varied_leave_room_for_half_of_their_mean() -> None:
+    state = ScreenState()
+    for _round in range(6):
+        state = guarded(honest(9), state).state
+    for factor, why in ((1.4, None), (1.6, "norm_jump")):
+        u = honest(9)
+        u[4] *= factor
+        assert reasons(guarded(u, state))[4] == why
+
+
 def test_a_client_whose_data_changed_is_left_out_for_some_rounds_and_not_for_good() -> None:
     state, left = told(10), []
     for seed in range(10, 20):
@@ -166,7 +176,7 @@ def test_what_is_remembered_is_short_and_survives_json() -> None:
 
 def test_one_or_two_uploads_are_not_compared() -> None:
     two = np.stack([honest(1)[0], -9 * honest(1)[0]])
-    assert reasons(guarded(two)) == [None, None] and reasons(guarded(two[:1])) == [None]
+    assert reasons(guarded(two, max_norm=1.5)) == [None, None] and reasons(guarded(two[:1])) == [None]
 
 
 def test_where_all_are_zero_all_count() -> None:
