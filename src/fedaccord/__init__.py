@@ -34,6 +34,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "aggregation.projection": ("Projection",),
     "aggregation.screens": None,
     "attacks": None,
+    "aggregation.memory": ("Quarantine",),
     "aggregation.rollout": ("Rollout",),
     "aggregation.screen": ("Screen",),
     "measures": ("Measures",),

@@ -98,7 +98,7 @@ def test_train_and_evaluate_leave_weights_and_intervals(said: Said, tmp_path: Pa
     code, text = said("policy", "train", str(out), "--episodes", "2", "--minutes", "1")
     assert code == 0 and f"done  {out}" in text and json.loads(out.with_suffix(".json").read_text())["episodes"] >= 2
     code, text = said("policy", "evaluate", str(out), "--scenes", "2", "--json")
-    told = json.loads(text[text.index("{") :].split("\nscene")[0]) if text.startswith("{") else json.loads(text[text.index("\n{") :])
+    told = json.JSONDecoder().raw_decode(text)[0]
     assert code == 0 and set(told["difference_to_fedavg"]["all"]) == {"accuracy", "loss", "worst"} and len(told["scenes"]) == 4
 
 
@@ -109,3 +109,30 @@ def test_wrong_words_have_their_code(said: Said, tmp_path: Path) -> None:
     assert said("policy", "train", str(tmp_path / "w"), "--minutes", "0")[0] == 2
     code, text = said("policy", "evaluate", str(tmp_path / "none"), "--scenes", "2")
     assert code == 2 and "E301 the policy's weights cannot be read" in text
+
+
+def test_compare_under_attacks_and_behind_screens(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "e.toml").write_text(
+        '[task]\nname = "digits"\nmodel = "softmax"\n[partition]\nname = "iid"\nclients = 10\n[run]\ncohort = 10\nrounds = 4\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "compare",
+        "e.toml",
+        "--algorithms",
+        "fedavg",
+        "--attack",
+        "sign_flip",
+        "--screens",
+        "none,rule_guard",
+        "--seeds",
+        "1",
+        "--json",
+    )
+    code, text = said(*words)
+    told = json.JSONDecoder().raw_decode(text)[0]
+    rows = {row["method"]: row for row in told["summary"]}
+    assert code == 0 and len(told["runs"]) == 4
+    assert set(rows) == {f"FedAvg (screen={s}, attack={a})" for s in ("none", "rule_guard") for a in ("none", "sign_flip")}
+    code, text = said("compare", "e.toml", "--algorithms", "fedavg", "--attack", "sing_flip")
+    assert code == 2 and "is not known" in text and "sing_flip" in text and "sign_flip" in text

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fedaccord.attacks.attack import Attack
+from fedaccord.attacks.attack import Attack, Nobody
 from fedaccord.attacks.attacked import Attacked, poisoned
 from fedaccord.attacks.on_data import Backdoor, LabelFlip
 from fedaccord.attacks.on_uploads import ALIE, IPM, Adaptive, FreeRider, GaussianNoise, InflatedCounts, Scaling, SignFlip
 
 ATTACKS: dict[str, type[Attack]] = {
+    "none": Nobody,
     "sign_flip": SignFlip,
     "scaling": Scaling,
     "alie": ALIE,
@@ -32,6 +33,7 @@ __all__ = [
     "GaussianNoise",
     "InflatedCounts",
     "LabelFlip",
+    "Nobody",
     "Scaling",
     "SignFlip",
     "poisoned",

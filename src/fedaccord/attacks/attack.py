@@ -68,6 +68,13 @@ class Attack:
         return type(self).data is not Attack.data
 
 
+@dataclass(frozen=True)
+class Nobody(Attack):
+    """Nobody is bad: what attacks are compared with."""
+
+    share: Share = 0.0
+
+
 def scaled(answer: ClientUpload, factor: float) -> ClientUpload:
     """All vectors of the upload times a factor."""
     return answer._replace(upload=map_state(lambda leaf: leaf * factor, answer.upload))

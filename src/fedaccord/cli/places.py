@@ -31,7 +31,7 @@ class Order:
         """The method, what a sweep varies, and the seed."""
         method = str(self.resolved.tables["algorithm"]["name"])
         varied = [
-            f"{key.rpartition('.')[2]} {value}"
+            f"{key.removesuffix('.name').rpartition('.')[2]} {value}"
             for key, value in self.resolved.varied
             if key not in ("run.seed", "algorithm", "algorithm.name")
         ]

@@ -104,6 +104,12 @@ def compare(
     ] = None,
     seeds: Seeds = None,
     seed: Annotated[int | None, typer.Option("--seed", help="The first seed.")] = None,
+    attack: Annotated[
+        str | None, typer.Option("--attack", metavar="A,B,...", help="Each method as it is, and under these attacks.")
+    ] = None,
+    screens: Annotated[
+        str | None, typer.Option("--screens", metavar="A,B,...", help="Each method behind these screens; none is one of them.")
+    ] = None,
     target: Target = None,
     html: Html = None,
     set: Set = None,
@@ -118,7 +124,17 @@ def compare(
 
     if resume is not None:
         return resume_run(resume, out, jobs, json, html)
-    return compare_methods(config, algorithms, seeds, seed, target, html, set or [], out, jobs, json)
+    swept = [*(set or []), *_listed("attack.name", attack, always="none"), *_listed("aggregation.screen.name", screens)]
+    return compare_methods(config, algorithms, seeds, seed, target, html, swept, out, jobs, json)
+
+
+def _listed(key: str, names: str | None, always: str | None = None) -> list[str]:
+    """A sweep over the names, as --set takes it."""
+    if names is None:
+        return []
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    chosen = [*([] if always is None or always in asked else [always]), *asked]
+    return [f"{key}={chosen[0]}" if len(chosen) == 1 else f"{key}=[{','.join(repr(name) for name in chosen)}]"]
 
 
 @app.command()

@@ -132,7 +132,7 @@ def display_name(algorithm: str) -> str:
 def _methods(records: Sequence[Record], notes: list[str]) -> list[Method]:
     flats = [_compared(record) for record in records]
     names = [algorithm_of(record) for record in records]
-    others = _varying([{key: value for key, value in flat.items() if not key.startswith("algorithm.")} for flat in flats])
+    others = _without_followers([{key: value for key, value in flat.items() if not key.startswith("algorithm.")} for flat in flats])
     own = {name: _varying([_of_algorithm(flat) for flat, of in zip(flats, names, strict=True) if of == name]) for name in set(names)}
     groups: dict[tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]], list[Record]] = {}
     for record, flat, name in zip(records, flats, names, strict=True):
@@ -142,7 +142,7 @@ def _methods(records: Sequence[Record], notes: list[str]) -> list[Method]:
     methods = []
     for (name, settings, context), runs in groups.items():
         label = display_name(name)
-        differs = [f"{key.split('.', 1)[1]}={value}" for key, value in settings] + [f"{key}={value}" for key, value in context]
+        differs = [f"{key.split('.', 1)[1]}={value}" for key, value in settings] + [f"{in_words(key)}={value}" for key, value in context]
         label += f" ({', '.join(differs)})" if differs else ""
         methods.append(Method(label, name, settings, context, _one_a_seed(label, runs, notes)))
     return sorted(methods, key=lambda method: method.algorithm != BASELINE)  # FedAvg first, the others as given
@@ -164,6 +164,27 @@ def _of_algorithm(flat: Mapping[str, str]) -> dict[str, str]:
 def _varying(flats: Sequence[Mapping[str, str]]) -> list[str]:
     keys = dict.fromkeys(key for flat in flats for key in flat)
     return [key for key in keys if len({flat.get(key) for flat in flats}) > 1]
+
+
+def _without_followers(flats: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys that vary, but for those that follow from a name beside them: `attack.factor` is 3 wherever `attack.name` is sign_flip."""
+    varying = _varying(flats)
+
+    def follows(key: str) -> bool:
+        name = f"{key.rpartition('.')[0]}.name"
+        if key == name or name not in varying:
+            return False
+        values: dict[str | None, set[str | None]] = {}
+        for flat in flats:
+            values.setdefault(flat.get(name), set()).add(flat.get(key))
+        return all(len(found) == 1 for found in values.values())
+
+    return [key for key in varying if not follows(key)]
+
+
+def in_words(key: str) -> str:
+    """A key in a label: `aggregation.screen.name` is the screen."""
+    return key.removesuffix(".name").rpartition(".")[2] if key.endswith(".name") else key
 
 
 def _one_a_seed(label: str, runs: Sequence[Record], notes: list[str]) -> tuple[Record, ...]:

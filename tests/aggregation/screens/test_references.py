@@ -131,6 +131,7 @@ def reference_rule_guard(u: Array, counts: Array, **_: Any) -> Array:
 
 
 REFERENCES: dict[str, tuple[Screen, Callable[..., Array]]] = {
+    "none": (fa.Unscreened(), lambda u, counts, **_: counts / counts.sum() @ u),
     "median": (fa.Median(), lambda u, **_: np.median(u, axis=0)),
     "trimmed_mean": (fa.TrimmedMean(0.2), reference_trimmed),
     "krum": (fa.Krum(2), reference_krum),

@@ -10,8 +10,10 @@ from fedaccord.aggregation.screens.geometric_median import GeometricMedian
 from fedaccord.aggregation.screens.krum import Krum, MultiKrum
 from fedaccord.aggregation.screens.norm_clipping import NormClipping
 from fedaccord.aggregation.screens.rule_guard import RuleGuard
+from fedaccord.aggregation.screens.unscreened import Unscreened
 
 SCREENS: dict[str, type[Screen]] = {
+    "none": Unscreened,
     "median": Median,
     "trimmed_mean": TrimmedMean,
     "krum": Krum,
@@ -36,4 +38,5 @@ __all__ = [
     "NormClipping",
     "RuleGuard",
     "TrimmedMean",
+    "Unscreened",
 ]

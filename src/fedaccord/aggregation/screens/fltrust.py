@@ -11,6 +11,8 @@ from fedaccord.aggregation.figures import cosines, lengths
 from fedaccord.aggregation.policy import Equal, Policy
 from fedaccord.aggregation.screen import Evidence, Screen, Screening, ScreenState, left_out
 
+LEAST = 1e-6  # of the length of the server's own update
+
 
 @dataclass(frozen=True)
 class FLTrust(Screen):
@@ -24,10 +26,16 @@ class FLTrust(Screen):
     def look(self, evidence: Evidence, state: ScreenState) -> Screening:
         assert evidence.root is not None
         root, norms = evidence.root(), lengths(evidence.deltas)
-        trust = cosines(evidence.deltas, norms, root).clamp(min=0)
-        scales = (float(root.double().norm()) / norms).nan_to_num(nan=0.0, posinf=0.0)
+        length = float(root.double().norm())
+        is_update = norms > LEAST * length  # a shorter one has no direction that could be made as long
+        trust = torch.where(is_update, cosines(evidence.deltas, norms, root).clamp(min=0), 0.0)
+        scales = (length / norms).nan_to_num(nan=0.0, posinf=0.0)
         refusals = tuple(
-            None if score > 0 else left_out("no_trust", "the upload points away from the server's own update", report)
-            for score, report in zip(trust.tolist(), evidence.reports, strict=True)
+            None
+            if score > 0
+            else left_out("no_trust", "the upload points away from the server's own update", report)
+            if moved
+            else left_out("no_update", "the update is next to nothing", report)
+            for score, moved, report in zip(trust.tolist(), is_update.tolist(), evidence.reports, strict=True)
         )
         return Screening.of(evidence)._replace(factors=trust, scales=torch.where(trust > 0, scales, 1.0), refusals=refusals)
