@@ -189,7 +189,8 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     experiment = replace(experiment, aggregation=_settled(experiment.aggregation))
-    trust = _trust(experiment, task, guard)
+    server_data = _server_data(experiment, task, model, has_local_buffers)
+    trust = _trust(experiment, guard, server_data is not None)
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
         raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
@@ -210,7 +211,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         evaluate_test=_evaluator(model, task, task.test, "test", has_local_buffers),
         evaluate_validation=_evaluator(model, task, task.validation, "validation", has_local_buffers),
         sampler=run.cohort,
-        server_data=_server_data(experiment, task, model, has_local_buffers),
+        server_data=server_data,
         evaluate_every=run.evaluate_every,
         evaluate_clients_every=run.evaluate_clients_every,
         evaluated_clients=run.evaluated_clients,
@@ -233,16 +234,17 @@ def _settled(aggregation: Aggregation) -> Aggregation:
     )
 
 
-def _trust(experiment: Experiment, task: Task, guard: Guard) -> Trust:
+def _trust(experiment: Experiment, guard: Guard, has_data: bool) -> Trust:
     """The pipeline; what can fail for want of data or clients fails now."""
     own = experiment.aggregation
     screen, policy = own.screen, own.policy
     assert policy is not None
     policy.check()
     if screen is not None:
-        if screen.needs_root and task.validation is None:
-            what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data"
-            raise ConfigError("E208", what, "aggregation.screen", "Give the task validation data (validation = 0.1), or another screen")
+        if screen.needs_root and not has_data:
+            what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data that the global model fits"
+            remedy = "Give the task validation data (validation = 0.1), keep no buffers local, or use another screen"
+            raise ConfigError("E208", what, "aggregation.screen", remedy)
         for size in _cohort_sizes(experiment.run.cohort):
             screen.check_cohort(size)
     if screen is not None and screen.combines and not isinstance(policy, BySize):
