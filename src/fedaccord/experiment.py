@@ -185,7 +185,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     if experiment.local.same_masks and w.device.type != "cpu":
         what = "the same dropout masks in every pass are drawn on the CPU alone"
         raise ConfigError("E208", what, "local.same_masks", "Leave it out, or use runtime.device = 'cpu'")
-    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
+    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__, task.validation is not None)
     chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     experiment = replace(experiment, aggregation=_settled(experiment.aggregation))
@@ -348,12 +348,15 @@ def _device(devices: Devices, weak: np.ndarray, client: int) -> Device:
     return Device(is_weak, speed, devices.deadline)
 
 
-def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str) -> None:
+def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str, has_validation: bool) -> None:
     """Samplers that can fail do so now, not in round 70."""
     missing = sorted(set(getattr(run.cohort, "looks_at", ())) - set(signals))
     if missing:
         what = f"{type(run.cohort).__name__} looks at {', '.join(missing)}, which {method} does not report"
         raise ConfigError("E208", what, "run.cohort", "Use it with dynamic_sam, or sample uniformly")
+    if getattr(run.cohort, "needs_validation", False) and not has_validation:
+        what = f"{type(run.cohort).__name__} is rewarded on validation data, and the task has none"
+        raise ConfigError("E208", what, "run.cohort", "Give the task validation data (validation = 0.1), or sample uniformly")
     rounds = run.rounds if isinstance(run.cohort, Scripted) else min(run.rounds, 1)
     for t in range(1, rounds + 1):
         run.cohort.draw(t, population, run.seed)
