@@ -10,6 +10,7 @@ below was written down before any result was seen. Every finished run is one lin
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 
 import fedaccord as fa
 from fedaccord.tasks import Examples
+from fedaccord.tasks.losses import overlap_and_cross_entropy
 from fedaccord.tasks.models import model_factory
 
 DATA = Path(os.environ.get("FEDACCORD_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -89,12 +91,17 @@ class Setting(NamedTuple):
     rounds: int = 40
     epochs: int = 1
     batch: int = 20
+    model: str = "mlp"
+    metrics: tuple[str, ...] = ("accuracy",)  # the first is reported
 
 
 TWENTY = fa.DirichletPerClass(alpha=0.2, clients=20)
 BRANCHES = fa.QuantityDirichlet(clients=15, alpha=0.5, min_size=50)
 NATURAL = fa.NaturalIds()
+UNEQUAL = fa.Explicit([list(range(a, b)) for a, b in itertools.pairwise(np.cumsum([0, *np.geomspace(2000, 50, 15).astype(int)]).tolist())])
 TEN, FIVE = tuple(range(10)), tuple(range(5))
+SCENARIO = ("fedavg", "rule_guard", "norm_clipping", "q_ffl", "fedadp", "linear", "per_client", "residual", "rule_guard+residual")
+FEW = ("fedavg", "rule_guard", "residual")
 # Three data sets that no policy was trained on, three skews each; under each skew nobody bad, and one attack: a fraction of all pairs.
 SETTINGS: dict[str, Setting] = {
     "threats_digits": Setting("digits", TWENTY, 20, 0.1, THREATS, FIVE),
@@ -108,6 +115,10 @@ SETTINGS: dict[str, Setting] = {
     "writers": Setting("writers", fa.NaturalIds(clients=200), 50, 0.05, ("none", "adaptive"), TEN),
     "writers_dir01": Setting("writers", fa.DirichletPerClass(alpha=0.1, clients=20), 20, 0.05, ("none", "label_flip"), TEN),
     "writers_dir1": Setting("writers", fa.DirichletPerClass(alpha=1.0, clients=100), 10, 0.05, ("none", "sign_flip"), TEN),
+    # The source's three scenarios, on the data that we have.
+    "wearables": Setting("har", fa.DirichletPerClass(alpha=0.2, clients=20), 20, 0.05, ("none", "label_flip"), TEN, SCENARIO),
+    "branches": Setting("credit", UNEQUAL, 15, 0.05, ("none",), TEN, SCENARIO, batch=50, metrics=("auc", "accuracy")),
+    "retina": Setting("retina", fa.BySite(clients_per_site=2), 8, 0.05, ("none",), (0, 1, 2), FEW, 30, 1, 8, "unet", ("dice",)),
 }
 
 LEARNED = {  # how a learned policy is made, from the weights that are tried
@@ -175,6 +186,8 @@ def arrays(data: str) -> dict[str, Any]:
         return {"train": (x[own], y[own]), "validation": validation, "test": (x_test, y_test), "ids": writer[~held], **_coarse(10)}
     if data == "har":
         return _har(rng)
+    if data == "retina":
+        return _retina()
     return _credit(rng)
 
 
@@ -203,6 +216,32 @@ def _har(rng: np.random.Generator) -> dict[str, Any]:
     return {**parts, "validation": (z[rows], labels[rows]), "ids": subject[own], "shape": (z.shape[1],), "classes": 6, "hidden": (32,)}
 
 
+def _retina() -> dict[str, Any]:
+    """Vessels in photos of four sites, cut into nine crops of 64x64 a photo; every fifth training photo validates."""
+    with np.load(DATA / "retina_vessels_4_sites.npz") as file:
+        x, mask, site, is_test = file["x"], file["mask_fraction"] > 100, file["site"], file["is_test"]
+    z = (torch.from_numpy(x).float().permute(0, 3, 1, 2) / 255 - 0.35) / 0.25
+    y = torch.from_numpy(mask).float().unsqueeze(1)
+
+    def crops(rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cut = [each[rows].unfold(2, 64, 64).unfold(3, 64, 64).permute(0, 2, 3, 1, 4, 5).flatten(0, 2) for each in (z, y)]
+        return cut[0].contiguous(), cut[1].contiguous()
+
+    train = np.flatnonzero(~is_test)
+    validation, own = train[::5], np.setdiff1d(train, train[::5])
+    sites = np.repeat(np.asarray(site)[own].astype(str), 9)
+    return {
+        "train": crops(torch.from_numpy(own)),
+        "validation": crops(torch.from_numpy(validation)),
+        "test": crops(torch.from_numpy(np.flatnonzero(is_test))),
+        "ids": None,
+        "site": sites,
+        "shape": (3, 64, 64),
+        "classes": 1,
+        "hidden": None,
+    }
+
+
 def _credit(rng: np.random.Generator) -> dict[str, Any]:
     """Default of card holders, 23 attributes; a quarter tests, a thousand validate. Classes are made even by subsampling, so that
     accuracy says something."""
@@ -222,16 +261,18 @@ def _credit(rng: np.random.Generator) -> dict[str, Any]:
 
 
 @cache
-def task_of(data: str, blind: bool) -> fa.Task:
+def task_of(data: str, model: str, metrics: tuple[str, ...], blind: bool) -> fa.Task:
     """blind: the server has no validation data. Its examples train nobody in either case."""
-    found = arrays(data)
+    found, is_mask = arrays(data), data == "retina"
+    options: dict[str, Any] = {"width": 8, "depth": 2} if model == "unet" else {"hidden": found["hidden"]}
     return fa.Task(
-        model=model_factory("mlp", found["shape"], found["classes"], hidden=found["hidden"]),
-        loss=F.cross_entropy,
-        train=Examples.of(*found["train"], ids=found["ids"]),
+        model=model_factory(model, found["shape"], found["classes"], **options),  # type: ignore[arg-type]
+        loss=overlap_and_cross_entropy if is_mask else F.cross_entropy,
+        train=Examples.of(*found["train"], ids=found["ids"], site=found.get("site")),
         test=found["test"],
         validation=None if blind else found["validation"],
-        num_classes=found["classes"],
+        metrics=metrics,
+        num_classes=None if is_mask else found["classes"],
         name=data,
     )
 
@@ -242,7 +283,7 @@ def run_job(job: Job) -> dict[str, Any]:
     setting, attack = SETTINGS[job.setting], ATTACKS[job.attack]
     started = time.process_time()
     run = fa.run(
-        task_of(setting.data, job.rule.endswith(", blind")),
+        task_of(setting.data, setting.model, setting.metrics, job.rule.endswith(", blind")),
         fa.FedAvg(),
         partition=setting.partition,
         cohort=setting.cohort,
@@ -256,24 +297,24 @@ def run_job(job: Job) -> dict[str, Any]:
         attack=attack,
         **rule_of(job.rule, job.options),
     )
-    return {"key": job.key, **job._asdict(), "seconds": time.process_time() - started, **figures(run, job, attack)}
+    return {"key": job.key, **job._asdict(), "seconds": time.process_time() - started, **figures(run, job, attack, setting)}
 
 
-def figures(run: fa.Run, job: Job, attack: Any) -> dict[str, Any]:
+def figures(run: fa.Run, job: Job, attack: Any, setting: Setting) -> dict[str, Any]:
     """Test figures are looked at for final runs alone."""
-    last = run.record.rounds[-1]
-    found: dict[str, Any] = {"validation": (last["validation"] or {}).get("accuracy")}
+    last, metric = run.record.rounds[-1], setting.metrics[0]
+    found: dict[str, Any] = {"validation": (last["validation"] or {}).get(metric)}
     if job.role == "tune":
         return found
     bad = set(run.record.provenance.get("bad_clients", ()))
-    losses = [
-        line["metrics"]["loss"]
-        for line in run.record.clients
-        if line["kind"] == "evaluate" and line["metrics"] and line["client"] not in bad
-    ]
+    own = {e["client"]: e["metrics"] for e in run.record.clients if e["kind"] == "evaluate" and e["metrics"] and e["client"] not in bad}
+    losses = [metrics["loss"] for metrics in own.values() if "loss" in metrics]
+    sizes = run.record.partition["sizes"]
     trust, flags = [line["trust"] for line in run.record.rounds], fa.flags(run.record)
     found |= {
-        "test": last["test"].get("accuracy"),
+        "test": last["test"].get(metric),
+        "small": _mean([metrics.get(metric) for client, metrics in own.items() if sizes[client] < 200]),
+        "large": _mean([metrics.get(metric) for client, metrics in own.items() if sizes[client] >= 200]),
         "test_loss": last["test"].get("loss"),
         "worst": float(np.percentile(losses, 95)) if losses else None,
         "left_behind": float(np.mean(np.array(losses) > 0.5)) if losses else None,
@@ -286,9 +327,13 @@ def figures(run: fa.Run, job: Job, attack: Any) -> dict[str, Any]:
         "false_flags_most": flags.most_false and flags.most_false[1],
     }
     if job.attack == "backdoor":
-        test = task_of(SETTINGS[job.setting].data, True).test
-        found["backdoor"] = attack.success(run.model(), test.x, test.y)
+        found["backdoor"] = attack.success(run.model(), *arrays(setting.data)["test"])
     return found
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def results(setting: str) -> dict[str, dict[str, Any]]:

@@ -220,6 +220,7 @@ SECTIONS = [
     {"run": {"cohort": 0.5}},
     {"run": {"cohort": {"name": "scripted", "cohorts": [[0, 1], []]}}},
     {"run": {"cohort": {"name": "stability_aware", "size": 3, "floor": 0.1}}},
+    {"run": {"cohort": {"name": "favor", "size": 3, "components": 5}}},
     {"devices": {"weak_share": 0.3, "gradients_per_second": 50.0, "deadline": 2.0}},
     {"runtime": {"state": "disk", "debug": True}},
 ]

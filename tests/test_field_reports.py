@@ -404,3 +404,30 @@ def test_an_unknown_key_in_a_file_is_an_error_and_an_override_is_felt(tmp_path: 
     path.write_text(TOML.replace("seed = 1", "sede = 1"))
     with pytest.raises(fa.FedaccordError, match=r"E201.*sede.*seed"):
         runs_of(read_settings(path))
+
+
+def test_the_agent_that_weighs_clients_is_seeded_logged_and_can_be_taken_apart(tmp_path: Path) -> None:
+    """Row 40: the training of such agents is never published. Here one seed gives one network, a run's records hold what the policy saw,
+    did and earned, and each of its parts can be left out."""
+    from fedaccord.learning.learners import Training
+    from fedaccord.learning.pretraining import Pretraining, pretrain
+    from fedaccord.learning.scenes import Scenes
+
+    plan = Pretraining("residual", Training(minutes=5, episodes=30, rounds=4, batch=32), Scenes(sources=("generated",), rounds=(3, 3)))
+    cards = [pretrain(plan, tmp_path / f"{i}.safetensors") for i in range(2)]
+    assert cards[0] == cards[1] and (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
+    weights = str(tmp_path / "0.safetensors")
+
+    def weighed(policy: fa.Policy, **options: Any) -> fa.Run:
+        partition, local = fa.DirichletPerClass(alpha=0.3, clients=8), fa.LocalPlan(lr=0.1, epochs=1, batch_size=20)
+        return fa.run(fa.digits("softmax"), fa.FedAvg(), policy=policy, partition=partition, cohort=5, rounds=3, local=local, **options)
+
+    run = weighed(fa.Residual(weights=weights))
+    line = run.record.clients[0]["judged"]
+    assert {"norm", "median_direction", "credit", "feature_norm_ratio", "tilt", "action"} <= line.keys()
+    assert all(isinstance(each["loss_policy"], float) and isinstance(each["loss_by_size"], float) for each in run.rounds.trust)
+    plain = weighed(fa.BySize())
+    assert torch.equal(weighed(fa.Residual(weights="untrained")).weights(), plain.weights()), "without its training"
+    assert torch.equal(weighed(fa.Residual(weights=weights), rollout=fa.Rollout("shadow")).weights(), plain.weights()), "without its use"
+    assert not torch.equal(run.weights(), plain.weights())
+    assert not torch.equal(weighed(fa.Residual(weights=weights, beta=0.1)).weights(), run.weights()), "with less of it"

@@ -28,7 +28,7 @@ _ROOMS = {  # room -> the names it lends to `fedaccord`; None: its whole `__all_
     "core.server_optimizer": ("ServerAdagrad", "ServerAdam", "ServerSgd", "ServerYogi"),
     "experiment": ("Aggregation", "Devices"),
     "runtime.options": ("RuntimeOptions",),
-    "sampling": ("Coin", "Scripted", "StabilityAware", "Uniform"),
+    "sampling": ("Coin", "Favor", "Scripted", "StabilityAware", "Uniform"),
     "aggregation.policy": ("BySize", "CohortView", "Decision", "Equal", "Policy"),
     "aggregation.policies": None,
     "aggregation.projection": ("Projection",),

@@ -43,7 +43,7 @@ from fedaccord.provenance import provenance
 from fedaccord.runs import Record, Remembered, RunFolder, lines_of, read
 from fedaccord.runtime.collector import with_few_collections
 from fedaccord.runtime.options import RuntimeOptions
-from fedaccord.sampling import Coin, Sampler, Scripted, Uniform, remembered
+from fedaccord.sampling import Coin, Sampler, SamplerState, Scripted, Uniform, remembered
 from fedaccord.tasks import Task
 from fedaccord.tasks.memory import require_memory
 from fedaccord.telemetry import Event, Tee, Telemetry
@@ -395,7 +395,14 @@ def _on_disk(state: RunState) -> dict[str, Any]:
 
 
 def _remembered(state: RunState) -> Remembered:
-    return Remembered(state.trust.facts, state.trust.vectors)
+    learned = {f"sampling.{name}": vector for name, vector in state.sampling.vectors.items()}
+    return Remembered({**state.trust.facts, "sampling": dict(state.sampling.facts)}, {**state.trust.vectors, **learned})
+
+
+def _taken_up(kept: Remembered) -> tuple[TrustState, SamplerState]:
+    facts, own = dict(kept.facts), {name: vector for name, vector in kept.vectors.items() if name.startswith("sampling.")}
+    sampling = SamplerState(facts.pop("sampling", {}), {name.removeprefix("sampling."): vector for name, vector in own.items()})
+    return TrustState(facts, {name: vector for name, vector in kept.vectors.items() if name not in own}), sampling
 
 
 def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared, toml: str | None) -> tuple[RunFolder | None, RunState]:
@@ -411,7 +418,7 @@ def _open(folder: Path | None, resume: bool, record: Record, prepared: Prepared,
         disk.clear_stop()
         record.rounds, record.clients = disk.records()
         history = remembered(prepared.federation.sampler, record.clients)
-        state = RunState(round, parts["server"], parts["buffers"], history, TrustState(*trust))
+        state = RunState(round, parts["server"], parts["buffers"], history, *_taken_up(trust))
         record.provenance, record.measures = earlier.provenance, earlier.measures
         disk.set_status({"state": "running", "round": round, "rounds": prepared.federation.rounds, "error": None})
     except BaseException:

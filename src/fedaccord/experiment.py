@@ -187,11 +187,12 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     if experiment.local.same_masks and w.device.type != "cpu":
         what = "the same dropout masks in every pass are drawn on the CPU alone"
         raise ConfigError("E208", what, "local.same_masks", "Leave it out, or use runtime.device = 'cpu'")
-    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
+    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__, task.validation is not None)
     chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     experiment = replace(experiment, aggregation=_settled(experiment.aggregation))
-    trust = _trust(experiment, task, guard)
+    server_data = _server_data(experiment, task, model, has_local_buffers)
+    trust = _trust(experiment, guard, server_data is not None)
     if run.stop_at is not None and task.validation is None:
         remedy = "Give the task validation data (validation = 0.1 carves a tenth of the training data), or leave run.stop_at out"
         raise ConfigError("E208", "stopping early needs validation data, since the test set makes no choices", "run.stop_at", remedy)
@@ -212,7 +213,7 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
         evaluate_test=_evaluator(model, task, task.test, "test", has_local_buffers),
         evaluate_validation=_evaluator(model, task, task.validation, "validation", has_local_buffers),
         sampler=run.cohort,
-        server_data=_server_data(experiment, task, model, has_local_buffers),
+        server_data=server_data,
         evaluate_every=run.evaluate_every,
         evaluate_clients_every=run.evaluate_clients_every,
         evaluated_clients=run.evaluated_clients,
@@ -235,16 +236,17 @@ def _settled(aggregation: Aggregation) -> Aggregation:
     )
 
 
-def _trust(experiment: Experiment, task: Task, guard: Guard) -> Trust:
+def _trust(experiment: Experiment, guard: Guard, has_data: bool) -> Trust:
     """The pipeline; what can fail for want of data or clients fails now."""
     own = experiment.aggregation
     screen, policy = own.screen, own.policy
     assert policy is not None
     policy.check()
     if screen is not None:
-        if screen.needs_root and task.validation is None:
-            what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data"
-            raise ConfigError("E208", what, "aggregation.screen", "Give the task validation data (validation = 0.1), or another screen")
+        if screen.needs_root and not has_data:
+            what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data that the global model fits"
+            remedy = "Give the task validation data (validation = 0.1), keep no buffers local, or use another screen"
+            raise ConfigError("E208", what, "aggregation.screen", remedy)
         for size in _cohort_sizes(experiment.run.cohort):
             screen.check_cohort(size)
     if screen is not None and screen.combines and not isinstance(policy, BySize):
@@ -348,12 +350,15 @@ def _device(devices: Devices, weak: np.ndarray, client: int) -> Device:
     return Device(is_weak, speed, devices.deadline)
 
 
-def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str) -> None:
+def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str, has_validation: bool) -> None:
     """Samplers that can fail do so now, not in round 70."""
     missing = sorted(set(getattr(run.cohort, "looks_at", ())) - set(signals))
     if missing:
         what = f"{type(run.cohort).__name__} looks at {', '.join(missing)}, which {method} does not report"
         raise ConfigError("E208", what, "run.cohort", "Use it with dynamic_sam, or sample uniformly")
+    if getattr(run.cohort, "needs_validation", False) and not has_validation:
+        what = f"{type(run.cohort).__name__} is rewarded on validation data, and the task has none"
+        raise ConfigError("E208", what, "run.cohort", "Give the task validation data (validation = 0.1), or sample uniformly")
     rounds = run.rounds if isinstance(run.cohort, Scripted) else min(run.rounds, 1)
     for t in range(1, rounds + 1):
         run.cohort.draw(t, population, run.seed)

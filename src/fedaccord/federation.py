@@ -25,7 +25,7 @@ from fedaccord.core.rng import stream
 from fedaccord.core.state import State, map_state, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
-from fedaccord.sampling import History, Sampler, Uniform, seen
+from fedaccord.sampling import Experience, History, Sampler, SamplerState, Uniform, seen
 
 Evaluator = Callable[[Tensor, Buffers], Evaluation]  # (w [d], buffers) -> metrics on data of the server
 
@@ -38,6 +38,7 @@ class RunState(NamedTuple):
     buffers: Buffers
     history: History = MappingProxyType({})  # what the sampler looks at; rebuilt from the records on resume
     trust: TrustState = TrustState()  # what guard, screen, policy and breaker remember
+    sampling: SamplerState = SamplerState()  # what a sampler that learns remembers
 
 
 OwnData = Callable[[RunState, int, float], ServerData]  # (state, round, lr) -> what the server can measure itself in this round
@@ -165,10 +166,14 @@ class Federation:
         new = new._replace(
             history=seen(self.sampler, state.history, accepted), trust=self._remembered(state, new, judged, measured, counted)
         )
+        validation = measured.used if measured.used is not None else self._evaluated(self.evaluate_validation, new, t)
+        if getattr(self.sampler, "learns", False):
+            deltas = {answer.client: self.algorithm.moved(answer.upload) for answer, _ in counted}
+            seen_by = Experience(t, self.runtime.population, cohort, sent.w, deltas, new.server.w, validation.metrics)
+            new = new._replace(sampling=self.sampler.learned(state.sampling, seen_by, self.seed))  # type: ignore[attr-defined]
         if t < self.rounds:  # what the next cohort keeps on disk is read while we evaluate
             self.runtime.expect(self._next_cohort(t, new))
         test = self._evaluated(self.evaluate_test, new, t)
-        validation = measured.used if measured.used is not None else self._evaluated(self.evaluate_validation, new, t)
         is_last = t == self.rounds or self.reached(validation.metrics)
         every = self.evaluate_clients_every
         ids = self._evaluated_clients() if is_last or (every and t % every == 0) else ()
@@ -203,7 +208,10 @@ class Federation:
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)), measured.other)
 
     def _cohort(self, t: int, state: RunState) -> tuple[int, ...]:
-        drawn = self.sampler.draw(t, self.runtime.population, self.seed, state.history)
+        if getattr(self.sampler, "learns", False):
+            drawn = self.sampler.choose(t, self.runtime.population, self.seed, state.sampling)  # type: ignore[attr-defined]
+        else:
+            drawn = self.sampler.draw(t, self.runtime.population, self.seed, state.history)
         return self.trust.cohort(tuple(int(client) for client in drawn), t, state.trust)
 
     def _next_cohort(self, t: int, new: RunState) -> tuple[int, ...]:

@@ -13,11 +13,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedaccord.aggregation import robust
-from fedaccord.aggregation.robust import coordinate_median, gram, krum_scores, squared_distances, trimmed_mean
+from fedaccord.aggregation.robust import (
+    central,
+    coordinate_median,
+    gram,
+    krum_scores,
+    nearest_sums,
+    nearest_to_median,
+    squared_distances,
+    trimmed_mean,
+)
 from fedaccord.core.errors import ConfigError
 
 Rule = Callable[[list[Tensor]], Tensor]
-RULES: dict[str, Rule] = {"median": coordinate_median, "trimmed": lambda vectors: trimmed_mean(vectors, 0.2)}
+RULES: dict[str, Rule] = {
+    "median": coordinate_median,
+    "trimmed": lambda vectors: trimmed_mean(vectors, 0.2),
+    "nearest": lambda vectors: nearest_to_median(vectors, 3),
+}
 
 
 def rows(count: int, size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -75,6 +88,39 @@ def test_the_trimmed_mean_is_that_of_the_definition(values: list[list[float]], s
     cut = int(share * len(values))
     ordered = np.sort(np.array(values), axis=0)[cut : len(values) - cut]
     assert np.allclose(trimmed_mean([torch.tensor(each) for each in values], share), ordered.mean(axis=0), rtol=1e-5, atol=1e-5)
+
+
+@given(CLIENTS, st.data())
+def test_the_mean_of_the_nearest_to_the_median_is_one_of_those_of_the_definition(values: list[list[float]], data: st.DataObject) -> None:
+    """Where two values are equally far from the median, either may count."""
+    kept, table = data.draw(st.integers(1, len(values))), np.array(values, dtype=np.float64)
+    found = nearest_to_median([torch.tensor(each) for each in values], kept).numpy()
+    for column, mean in zip(table.T, found, strict=True):
+        far = np.sort(np.abs(column - np.median(column)))[:kept]
+        windows = np.lib.stride_tricks.sliding_window_view(np.sort(column), kept)
+        fit = [w.mean() for w in windows if np.allclose(np.sort(np.abs(w - np.median(column)))[-1], far[-1])]
+        assert any(math.isclose(mean, each, rel_tol=1e-5, abs_tol=1e-5) for each in fit)
+
+
+def test_the_sum_of_the_nearest_is_over_others_and_over_one_at_least() -> None:
+    distances = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 9.0], [4.0, 9.0, 0.0]], dtype=torch.float64)
+    assert nearest_sums(distances, 2).tolist() == [5.0, 10.0, 13.0]
+    assert nearest_sums(distances, 1).tolist() == nearest_sums(distances, -1).tolist() == [1.0, 1.0, 4.0]
+    assert nearest_sums(distances, 7).tolist() == [5.0, 10.0, 13.0]
+    assert nearest_sums(torch.zeros(1, 1), 3).tolist() == [0.0]
+
+
+def test_means_of_numbers_whose_sum_overflows_are_finite() -> None:
+    huge = [torch.full((5,), sign * 3e38) for sign in (1, 1, 1, 1, -1)]
+    assert trimmed_mean(huge, 0.2).tolist() == pytest.approx([3e38] * 5)
+    assert nearest_to_median(huge, 4).tolist() == pytest.approx([3e38] * 5)
+
+
+def test_an_outlier_is_no_centre() -> None:
+    for place in range(6):
+        vectors = rows(5, 300)
+        vectors.insert(place, torch.full((300,), 1e30))
+        assert central(vectors) != place
 
 
 def test_two_clients_that_differ_by_a_thousandth_far_from_zero_are_told_apart() -> None:

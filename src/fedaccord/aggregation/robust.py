@@ -1,4 +1,4 @@
-"""Kernels for robust aggregation on C vectors [d]: products, distances, Krum's scores, coordinate-wise median and trimmed mean.
+"""Kernels for robust aggregation on C vectors [d]: products, distances, Krum's scores, statistics of each coordinate.
 
 The vectors stay where they are; all kernels look at a few thousand coordinates of all of them at a time.
 """
@@ -43,7 +43,7 @@ def squared_distances(vectors: Sequence[Tensor]) -> Tensor:
     while groups:
         group = groups.pop()
         own = [vectors[i] for i in group.tolist()]
-        products = gram(own, centre=own[_middle(own)])
+        products = gram(own, centre=own[central(own)])
         lengths = products.diag()[:, None] + products.diag()
         found = (lengths - 2 * products).clamp(min=0).nan_to_num(nan=math.inf, posinf=math.inf).fill_diagonal_(0)
         distances[group[:, None], group] = found
@@ -61,7 +61,14 @@ def krum_scores(vectors: Sequence[Tensor], num_byzantine: int) -> Tensor:
     if f < 0 or count < 2 * f + 3:
         what = f"Krum needs 2f + 3 = {2 * f + 3} clients to stand {f} Byzantine ones, here are {count}"
         raise ConfigError("E203", what, "krum", "Ask more clients a round, or name fewer Byzantine ones" if f >= 0 else "f is at least 0")
-    return squared_distances(vectors).fill_diagonal_(math.inf).sort(dim=1).values[:, : count - f - 2].sum(dim=1)
+    return nearest_sums(squared_distances(vectors), count - f - 2)
+
+
+def nearest_sums(distances: Tensor, nearest: int) -> Tensor:
+    """Of each vector, the sum [C] of its distances [C, C] to the `nearest` others, at least one; 0 where there are no others."""
+    count = len(distances)
+    others = distances.clone().fill_diagonal_(math.inf).sort(dim=1).values[:, : count - 1]
+    return others[:, : max(1, nearest)].sum(dim=1)
 
 
 def coordinate_median(vectors: Sequence[Tensor]) -> Tensor:
@@ -84,7 +91,24 @@ def trimmed_mean(vectors: Sequence[Tensor], share: float) -> Tensor:
     cut = min(math.floor(share * count + 1e-9), (count - 1) // 2)  # 0.29 * 100 is a little less than 29
     mean = torch.empty_like(vectors[0])
     for chunk, ordered in sorted_blocks(vectors):
-        mean[chunk] = torch.from_numpy(ordered[:, cut : count - cut].mean(axis=1))
+        mean[chunk] = torch.from_numpy(ordered[:, cut : count - cut].mean(axis=1, dtype=np.float64))  # no sum of finite numbers is Inf
+    return mean
+
+
+def nearest_to_median(vectors: Sequence[Tensor], kept: int) -> Tensor:
+    """The mean [d] of the `kept` values of each coordinate that are nearest its median: in their order they stand side by side.
+
+    kept: at least 1, at most C.
+    """
+    count = len(vectors)
+    low, high = (count - 1) // 2, count // 2
+    mean = torch.empty_like(vectors[0])
+    for chunk, ordered in sorted_blocks(vectors):
+        values = torch.from_numpy(ordered).double()
+        middle = (values[:, low] + values[:, high]) / 2
+        ends = torch.stack([(middle[:, None] - values[:, : count - kept + 1]).abs(), (values[:, kept - 1 :] - middle[:, None]).abs()])
+        first = ends.amax(dim=0).argmin(dim=1, keepdim=True)  # of the window whose farther end is nearest
+        mean[chunk] = values.gather(1, first + torch.arange(kept)).mean(dim=1).to(mean.dtype)
     return mean
 
 
@@ -99,8 +123,8 @@ def _products(vectors: Sequence[Tensor], centre: Tensor | None, dtype: torch.dty
     return (total + total.T) / 2  # a product's last bits need not be symmetric
 
 
-def _middle(vectors: Sequence[Tensor]) -> int:
-    """The place of a vector with many neighbours, judged by some of the coordinates. A bad choice costs time, and nothing else."""
+def central(vectors: Sequence[Tensor]) -> int:
+    """The place of a vector near the others, judged by some of the coordinates: a centre for `gram`, never an outlier among many."""
     step = max(1, len(vectors[0]) // SAMPLE)
     sample = torch.stack([vector[::step] for vector in vectors]).to(torch.float64)
     return int(torch.cdist(sample, sample).sum(dim=1).argmin())

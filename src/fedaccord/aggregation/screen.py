@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.aggregation.policy import BySize, Policy
-from fedaccord.core.errors import UploadError
+from fedaccord.core.errors import ConfigError, UploadError
 from fedaccord.core.reports import ClientReport
 
 Combine = Callable[[Sequence[Tensor]], Tensor]  # C tensors of one shape -> one of that shape
@@ -70,6 +70,7 @@ class Screen:
     assumes: ClassVar[str] = ""  # in words, for documentation and `describe`
     combines: ClassVar[bool] = False  # whether its `combine` takes the place of all weights
     needs_root: ClassVar[bool] = False  # whether it needs examples on the server
+    needs_single_uploads: ClassVar[bool] = True  # False: it looks at the reports alone, and works where only sums can be opened
     policy: ClassVar[type[Policy]] = BySize  # whom the paper weighs how, where the experiment names no policy
 
     def look(self, evidence: Evidence, state: ScreenState) -> Screening:
@@ -79,6 +80,13 @@ class Screen:
     def check_cohort(self, size: int) -> None:
         """E203 where a cohort of this size can never be screened; called when the run is built. Smaller ones that come about by absence
         or refusal are the screen's to handle: it may not raise then."""
+
+
+def check_channel(screen: Screen | None, sums_only: bool) -> None:
+    """E208 where the screen looks at single uploads and the channel lets the server open nothing but sums; called when the run is built."""
+    if screen is not None and screen.needs_single_uploads and sums_only:
+        what = f"{type(screen).__name__} looks at single uploads, and this channel opens nothing but their sum"
+        raise ConfigError("E208", what, "aggregation.screen", "Leave the screen out, or use a channel that shows the server each upload")
 
 
 def left_out(reason: str, what: str, report: ClientReport) -> UploadError:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedaccord.aggregation.policies.per_client import PerClient
 from fedaccord.aggregation.policy import BySize, Policy
 from fedaccord.aggregation.screen import Screen
 from fedaccord.learning.scenes import Scene, Scenes, built
@@ -72,3 +73,28 @@ def paired(rows: Sequence[Mapping[str, Any]], name: str, other: str, what: str =
     half = float(stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / len(differences) ** 0.5)
     mean = float(differences.mean())
     return {"mean": mean, "low": mean - half, "high": mean + half, "scenes": len(differences)}
+
+
+def rejected(policy: PerClient, scenes: Scenes, seed: int, count: int, cosine: float = 0.3, medians: float = 2.0) -> dict[str, int]:
+    """Of the updates of known clients that point elsewhere (cosine below) and are too long (norm above so many medians): how many there
+    were and how many the policy rejected; and the same of all others."""
+    found = {"bad": 0, "bad_rejected": 0, "others": 0, "others_rejected": 0}
+    for number in range(count):
+        prepared = built(scenes.draw(seed + HELD_OUT, number), policy)
+        federation, state = prepared.federation, prepared.start
+        while state.round < federation.rounds:
+            collected = federation.collect(state)
+            view, memory = collected.examined.view, collected.state.trust.facts.get("policy", {})
+            state = federation.conclude(collected).state
+            if view is None:
+                continue
+            weights = policy.weigh(view, memory).weights
+            norms, directions = view.figures["norm"], view.figures["direction"]
+            is_bad = (directions < cosine) & (norms > medians * norms.quantile(0.5))
+            is_known = [str(client) in memory.get("clients", {}) for client in view.clients]
+            for bad, known, gone in zip(is_bad.tolist(), is_known, (weights == 0).tolist(), strict=True):
+                if known:
+                    kind = "bad" if bad else "others"
+                    found[kind] += 1
+                    found[f"{kind}_rejected"] += int(gone)
+    return found

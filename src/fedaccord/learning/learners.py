@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor, nn
 
+from fedaccord.aggregation.policies.per_client import PerClient
 from fedaccord.learning.slots import Slots
 
 Learner = Literal["ppo", "a2c_delayed", "dqn"]
@@ -75,7 +76,7 @@ def _model(slots: Slots, t: Training) -> BaseAlgorithm:
             gradient_steps=64,
             **common,
         )
-    shape["log_std_init"] = -1.2
+    shape["log_std_init"] = 0.3 if isinstance(slots.policy, PerClient) else -1.2  # acceptance turns only at 0.85 and 0.15
     if t.learner == "a2c_delayed":
         model = Delayed("MlpPolicy", slots, policy_kwargs=shape, n_steps=8, gae_lambda=0.0, **common)
         model.delay = t.delay

@@ -17,7 +17,7 @@ LEAST = 1e-6  # of the length of the server's own update
 @dataclass(frozen=True)
 class FLTrust(Screen):
     """Weights ReLU(cos(u_i, u_0)) on uploads of the length of u_0, the move of a model trained on the server's root examples (Cao et al.
-    2021, arXiv:2012.13995, equation 4). Where nobody points its way, nobody counts, and the model stays."""
+    2021, arXiv:2012.13995, equation 4). Any cohort will do; where nobody points its way, nobody counts, and the model stays."""
 
     assumes: ClassVar[str] = "the server has some hundred clean examples of the same task"
     needs_root: ClassVar[bool] = True

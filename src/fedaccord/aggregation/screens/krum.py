@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedaccord.aggregation.policy import Equal, Policy
-from fedaccord.aggregation.robust import squared_distances
+from fedaccord.aggregation.robust import nearest_sums, squared_distances
 from fedaccord.aggregation.screen import Evidence, Screen, Screening, ScreenState, left_out
 from fedaccord.core.algorithm import Count, PositiveCount
 from fedaccord.core.errors import ConfigError
@@ -19,7 +17,7 @@ from fedaccord.core.errors import ConfigError
 @dataclass(frozen=True)
 class Krum(Screen):
     """The one upload with the smallest sum of squared distances to the C - f - 2 nearest others (Blanchard et al. 2017, arXiv:1703.02757,
-    section 4). Where a cohort has become smaller than 2f + 3, it stands as many Byzantine clients as it can."""
+    section 4). A cohort that has become smaller than 2f + 3 stands as many Byzantine clients as it can; below five it stands none."""
 
     num_byzantine: Count = 1
 
@@ -35,7 +33,10 @@ class Krum(Screen):
 
 @dataclass(frozen=True)
 class MultiKrum(Screen):
-    """The mean of the uploads with the best scores of Krum (Blanchard et al. 2017, section 5)."""
+    """The mean of the uploads with the best scores of Krum (Blanchard et al. 2017, arXiv:1703.02757, section 5).
+
+    A cohort that has become smaller than 2f + 3 stands as many Byzantine clients as it can, and all are taken where it stands none.
+    """
 
     num_byzantine: Count = 1
     num_selected: PositiveCount | None = None  # left out: C - f
@@ -67,7 +68,7 @@ def _stood(count: int, f: int) -> int:
 
 def _best(evidence: Evidence, num_byzantine: int, wanted: int) -> Screening:
     count = len(evidence.reports)
-    order = scores(evidence.deltas, _stood(count, num_byzantine)).argsort(stable=True)
+    order = nearest_sums(squared_distances(evidence.deltas), count - _stood(count, num_byzantine) - 2).argsort(stable=True)
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[order[:wanted]] = True
     refusals = tuple(
@@ -75,12 +76,3 @@ def _best(evidence: Evidence, num_byzantine: int, wanted: int) -> Screening:
         for kept, report in zip(chosen.tolist(), evidence.reports, strict=True)
     )
     return Screening.of(evidence)._replace(factors=chosen.double(), refusals=refusals)
-
-
-def scores(vectors: list[Tensor], f: int) -> Tensor:
-    """Krum's scores [C], of cohorts of any size: with fewer than three vectors, the distance to the nearest other."""
-    count = len(vectors)
-    if count == 1:
-        return torch.zeros(1, dtype=torch.float64)
-    nearest = max(1, count - f - 2)
-    return squared_distances(vectors).fill_diagonal_(math.inf).sort(dim=1).values[:, :nearest].sum(dim=1)

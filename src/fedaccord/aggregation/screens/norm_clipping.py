@@ -14,7 +14,10 @@ from fedaccord.core.algorithm import Positive
 
 @dataclass(frozen=True)
 class NormClipping(Screen):
-    """mean of u_i min(1, radius / |u_i|) (Sun et al. 2019, arXiv:1911.07963, section 4). Noise is the channel's."""
+    """mean of u_i min(1, radius / |u_i|) (Sun et al. 2019, arXiv:1911.07963, section 4). Noise is the channel's.
+
+    Any cohort will do; one upload alone is as long as its own median. Where most updates are zero, so is their median, and the model stays.
+    """
 
     radius: Positive | None = None  # left out: the median length of the cohort's updates
 

@@ -13,6 +13,7 @@ class Unscreened(Screen):
     """Everybody counts as they came: the bits of a run without a screen."""
 
     assumes: ClassVar[str] = "nobody is bad"
+    needs_single_uploads: ClassVar[bool] = False
 
     def look(self, evidence: Evidence, state: ScreenState) -> Screening:
         return Screening.of(evidence)

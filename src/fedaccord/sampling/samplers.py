@@ -149,6 +149,3 @@ def remembered(sampler: Sampler, lines: Iterable[Mapping[str, Any]]) -> History:
     accepted = (line for line in lines if line["kind"] == "train" and line["accepted"])
     reports = [ClientReport(line["round"], line["client"], line["num_examples"], signals=line["signals"]) for line in accepted]
     return seen(sampler, NOTHING, reports)
-
-
-SAMPLERS: dict[str, type] = {"uniform": Uniform, "coin": Coin, "scripted": Scripted, "stability_aware": StabilityAware}
