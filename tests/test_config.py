@@ -13,7 +13,7 @@ from fedaccord.aggregation.policies import POLICIES
 from fedaccord.aggregation.screens import SCREENS
 from fedaccord.algorithms import REGISTRY
 from fedaccord.attacks import ATTACKS
-from fedaccord.config import ConfigErrors, Resolved, check, comparison, read_settings, resolve, runs_of, to_toml
+from fedaccord.config import ConfigErrors, Resolved, alternatives, check, comparison, read_settings, resolve, runs_of, to_toml
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.optimizer import LOCAL_OPTIMIZERS
 from fedaccord.core.rng import stream
@@ -323,6 +323,70 @@ def test_a_key_on_the_command_line_goes_to_every_method_that_has_it(methods: Cal
 def test_faults_of_the_comparison_are_named(methods: Callable[..., dict[str, fa.Algorithm]], override: str, code: str) -> None:
     with pytest.raises(ConfigError) as caught:
         methods(COMPARED, override)
+    assert caught.value.code == code
+
+
+ATTACKED = BASE + '\n[attack]\nname = "sign_flip"\nfactor = 5.0\nshare = 0.4\n[aggregation]\nscreen = "median"\n'
+
+
+@pytest.fixture
+def under(tmp_path: Path) -> Callable[..., list[Resolved]]:
+    def of(*overrides: str, text: str = ATTACKED, seeds: int | None = None, **asked: str) -> list[Resolved]:
+        path = tmp_path / "experiment.toml"
+        path.write_text(text)
+        points = alternatives(read_settings(path, overrides), {f"--{option}": names.split() for option, names in asked.items()})
+        return [each for settings, varied in points for each in runs_of(settings, seeds, None, varied)]
+
+    return of
+
+
+def test_each_attack_has_its_own_keys_and_those_that_all_have(under: Callable[..., list[Resolved]]) -> None:
+    """Nobody is always among them; the file's factor is the sign flip's, its share everybody's."""
+    runs = under(attack="sign_flip scaling alie")
+    assert [run.experiment.attack for run in runs] == [
+        fa.attacks.Nobody(share=0.4),
+        fa.SignFlip(share=0.4, factor=5.0),
+        fa.Scaling(share=0.4),
+        fa.ALIE(share=0.4),
+    ]
+    assert [run.varied for run in runs] == [(("attack.name", name),) for name in ("none", "sign_flip", "scaling", "alie")]
+    assert runs[1].sources["attack.factor"] == "file" and runs[2].sources["attack.factor"] == "default"
+
+
+def test_a_key_on_the_command_line_goes_to_every_attack_that_has_it(under: Callable[..., list[Resolved]]) -> None:
+    _, flip, scaling, alie = under("attack.factor=7.0", "attack.from_round=3", attack="sign_flip scaling alie")
+    assert (flip.experiment.attack, scaling.experiment.attack) == (
+        fa.SignFlip(share=0.4, factor=7.0, from_round=3),
+        fa.Scaling(share=0.4, factor=7.0, from_round=3),
+    )
+    assert alie.experiment.attack == fa.ALIE(share=0.4, from_round=3)
+    assert len(under("attack.factor=[1.0, 2.0]", attack="sign_flip")) == 3, "a list still sweeps, where there is the key"
+
+
+def test_attacks_screens_policies_and_seeds_are_combined(under: Callable[..., list[Resolved]]) -> None:
+    runs = under(attack="alie", screens="none rule_guard", policies="equal", seeds=2)
+    assert len(runs) == 8
+    assert {type(run.experiment.aggregation.screen) for run in runs} == {fa.Unscreened, fa.RuleGuard}
+    assert all(isinstance(run.experiment.aggregation.policy, fa.Equal) for run in runs)
+    assert dict(runs[-1].varied) == {"attack.name": "alie", "aggregation.screen.name": "rule_guard", "run.seed": 1}
+    (plain,) = under(screens="krum", text=BASE)
+    assert isinstance(plain.experiment.aggregation.screen, fa.Krum) and plain.varied == () and plain.experiment.attack is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked", "code", "words"),
+    [
+        ((), {"attack": ""}, "E204", "--attack names nothing"),
+        ((), {"attack": "sing_flip"}, "E205", "sign_flip"),
+        ((), {"screens": "median median"}, "E208", "median is named twice"),
+        (("attack.z=1.0",), {"attack": "ipm"}, "E201", "none of none, ipm has the key 'z'"),
+    ],
+)
+def test_faults_of_what_is_compared_are_named(
+    under: Callable[..., list[Resolved]], overrides: tuple[str, ...], asked: dict[str, str], code: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        under(*overrides, **asked)
     assert caught.value.code == code
 
 

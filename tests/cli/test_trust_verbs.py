@@ -134,5 +134,29 @@ def test_compare_under_attacks_and_behind_screens(said: Said, tmp_path: Path, mo
     rows = {row["method"]: row for row in told["summary"]}
     assert code == 0 and len(told["runs"]) == 4
     assert set(rows) == {f"FedAvg (screen={s}, attack={a})" for s in ("none", "rule_guard") for a in ("none", "sign_flip")}
+    by_attack = {(run["varied"]["aggregation.screen.name"], run["varied"]["attack.name"]): run["test"]["accuracy"] for run in told["runs"]}
+    assert by_attack["none", "sign_flip"] < by_attack["rule_guard", "sign_flip"] - 0.2 < by_attack["none", "none"]
+    code, text = said("compare", "e.toml", "--algorithms", "fedavg", "--policies", "by_size,fedadp", "--seeds", "1", "--json")
+    rows = {row["method"] for row in json.JSONDecoder().raw_decode(text)[0]["summary"]}
+    assert code == 0 and rows == {f"FedAvg (policy={name})" for name in ("by_size", "fedadp")}
     code, text = said("compare", "e.toml", "--algorithms", "fedavg", "--attack", "sing_flip")
     assert code == 2 and "is not known" in text and "sing_flip" in text and "sign_flip" in text
+
+
+def test_a_run_under_attack_says_so_and_show_tells_who_was_caught(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "e.toml").write_text(
+        '[task]\nname = "digits"\nmodel = "softmax"\n[partition]\nname = "iid"\nclients = 10\n[run]\ncohort = 10\nrounds = 3\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ("-s", "attack.name=sign_flip", "-s", "attack.clients=[2, 5]", "-s", "aggregation.screen=rule_guard")
+    code, text = said("run", "e.toml", *words)
+    assert code == 0
+    (folder,) = Path("runs").iterdir()
+    code, text = said("show", str(folder))
+    assert code == 0 and "under attack: sign_flip" in text
+    assert "attack sign_flip: clients 2, 5 of 10 are bad; 2 of 2 flagged within 5 of their uploads, recall 1.00, precision 1.00" in text
+    told = json.loads(said("show", str(folder), "--json")[1])
+    assert told["flags"]["bad"] == [2, 5] and told["provenance"]["bad_clients"] == [2, 5]
+    code, text = said("describe", "e.toml", *words)
+    assert code == 0 and "under attack: sign_flip" in text and "[attack]" in text
+    assert "attack" not in said("describe", "e.toml")[1]
