@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from fedaccord.cli.words import SHORT, metric_of, ordinal, reasons, round_line, run_line
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.reports import alert_kind, lower_is_better
+from fedaccord.diagnosis import in_quarantine
+from fedaccord.diagnosis.seen import Seen
 from fedaccord.runs import Record, short_id
 
 SHOWN = 5  # rounds, refused clients
@@ -44,6 +46,10 @@ def overview(record: Record, state: str) -> Story:
             lines.append(f"  client {each['client']}  {each['times']} times  {why}  last in round {each['last_round']}")
         lines += [f"  and {len(refusals) - SHOWN} more"] if len(refusals) > SHOWN else []
         lines.append(f"  See: fedaccord show {run_id} --client {refusals[0]['client']}")
+    held = in_quarantine(Seen(record.rounds, record.clients))
+    if held:
+        shown = ", ".join(f"{client} before round {until}" for client, until in list(held.items())[:SHOWN])
+        lines.append(f"not asked ({len(held)} clients in quarantine): {shown}. See: fedaccord quarantine {run_id}")
     alerts = _alerts(record)
     if alerts:
         lines += ["", "alerts"]
@@ -60,6 +66,7 @@ def overview(record: Record, state: str) -> Story:
         "verdict": verdict,
         "last_rounds": record.rounds[-SHOWN:],
         "refusals": refusals,
+        "quarantine": [{"client": client, "until": until} for client, until in held.items()],
         "alerts": alerts,
         "experiment": record.experiment,
         "sources": record.sources,
@@ -131,6 +138,7 @@ def client_story(record: Record, client: int) -> Story:
     refused = [{"round": line["round"], **each} for line in record.rounds for each in line["refused"] if each["client"] == client]
     trained = [line for line in record.clients if line["kind"] == "train" and line["client"] == client]
     own = [line for line in record.clients if line["kind"] == "evaluate" and line["client"] == client]
+    until = in_quarantine(Seen(record.rounds, record.clients)).get(client)
     counts = record.partition.get("label_counts")
     labels = None if counts is None else _labels(counts[client], record.partition.get("class_names"))
     data = {
@@ -141,6 +149,7 @@ def client_story(record: Record, client: int) -> Story:
         "accepted": [line["round"] for line in trained if line["accepted"]],
         "absent": absent,
         "refused": refused,
+        "not_asked_before": until,
         "rounds": trained,
         "evaluations": own,
     }
@@ -149,6 +158,8 @@ def client_story(record: Record, client: int) -> Story:
         f"asked in {len(asked)} of {len(record.rounds)} rounds, accepted {len(data['accepted'])} times"
         + (f", absent {len(absent)} times" if absent else "")
     )
+    if until is not None:
+        lines.append(f"in quarantine: not asked before round {until}")
     for number, each in enumerate(refused[-SHOWN:], start=max(len(refused) - SHOWN, 0) + 1):
         lines.append(f"  round {each['round']}  refused ({ordinal(number)} time, {reasons([each])}): {each['message']}")
     lines += [f"  {_round_of(line)}" for line in trained[-SHOWN:] if line["accepted"]]
