@@ -48,8 +48,9 @@ def overview(record: Record, state: str) -> Story:
         lines.append(f"  See: fedaccord show {run_id} --client {refusals[0]['client']}")
     held = in_quarantine(Seen(record.rounds, record.clients))
     if held:
-        shown = ", ".join(f"{client} before round {until}" for client, until in list(held.items())[:SHOWN])
-        lines.append(f"not asked ({len(held)} clients in quarantine): {shown}. See: fedaccord quarantine {run_id}")
+        shown = ", ".join(f"client {client} before round {until}" for client, until in list(held.items())[:SHOWN])
+        more = f" and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
+        lines.append(f"in quarantine, not asked: {shown}{more}. See: fedaccord quarantine {run_id}")
     alerts = _alerts(record)
     if alerts:
         lines += ["", "alerts"]

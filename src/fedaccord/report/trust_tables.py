@@ -56,7 +56,7 @@ def events(study: Study) -> Table:
     rows = []
     for (index, seed, kind), entries in ordered[:MOST_ROWS]:
         details = ", ".join(f"{key} {value}" for key, value in entries[-1][1].items() if key != "event")
-        texts = (kind.replace("_", " "), str(len(entries)), _first(t for t, _ in entries), details or "–")
+        texts = (kind.replace("_", " "), str(len(entries)), _first(sorted({t for t, _ in entries})), details or "–")
         rows.append((Cell(study.methods[index].label, chip=index), Cell(seed), *(Cell(text) for text in texts)))
     return Table("events-table", "Events", columns, tuple(rows), _more(len(ordered)), "Nothing happened.")
 
@@ -68,7 +68,7 @@ def reasons(study: Study) -> Table:
         ("reason", ""),
         ("code", ""),
         ("uploads", ""),
-        ("clients", "different ones, of each seed"),
+        ("clients", "different ones, summed over the seeds"),
         ("rounds", "the first five"),
     )
     found: dict[tuple[int, str, str], list[tuple[int, str, Client]]] = {}
