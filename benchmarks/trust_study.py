@@ -74,10 +74,10 @@ GRID: dict[str, list[dict[str, Any]]] = {
     "per_client": [{}],
     "residual": [{}],
     "rule_guard+residual": [{}],
-    "rule_guard+residual, blind": [{}],  # without validation data on the server
-    "rule_guard, blind": [{}],
+    "rule_guard+residual blind": [{}],  # without validation data on the server
+    "rule_guard blind": [{}],
 }
-USES_RULE_GUARDS_CHOICE = ("rule_guard+residual", "rule_guard+residual, blind", "rule_guard, blind")
+USES_RULE_GUARDS_CHOICE = ("rule_guard+residual", "rule_guard+residual blind", "rule_guard blind")
 
 
 class Setting(NamedTuple):
@@ -147,7 +147,7 @@ def rule_of(rule: str, options: dict[str, Any]) -> dict[str, Any]:
     from fedaccord.aggregation.policies import POLICIES
     from fedaccord.aggregation.screens import SCREENS
 
-    name = rule.removesuffix(", blind")
+    name = rule.removesuffix(" blind")
     if name == "fedavgm":
         return {"server_optimizer": fa.ServerSgd(**options)}
     if name == "fedadam":
@@ -283,7 +283,7 @@ def run_job(job: Job) -> dict[str, Any]:
     setting, attack = SETTINGS[job.setting], ATTACKS[job.attack]
     started = time.process_time()
     run = fa.run(
-        task_of(setting.data, setting.model, setting.metrics, job.rule.endswith(", blind")),
+        task_of(setting.data, setting.model, setting.metrics, job.rule.endswith(" blind")),
         fa.FedAvg(),
         partition=setting.partition,
         cohort=setting.cohort,

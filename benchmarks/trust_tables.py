@@ -18,7 +18,7 @@ from scipy import stats
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 MARKS = re.compile(r"(<!-- trust: (\w+) ([\w, ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-LEARNED = ("linear", "linear_cma", "bandit", "per_client", "residual", "rule_guard+residual", "rule_guard+residual, blind")
+LEARNED = ("linear", "linear_cma", "bandit", "per_client", "residual", "rule_guard+residual", "rule_guard+residual blind")
 Runs = Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]  # (rule, attack) -> seed -> line
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedaccord.aggregation.alerts import Alerts, Seen
 from fedaccord.aggregation.geometry import geometry
 from fedaccord.aggregation.policy import Decision, Outcome
 from fedaccord.aggregation.sums import mean_buffers, weighted_sum, weighted_sums
@@ -100,6 +101,7 @@ class Federation:
     evaluated_clients: int = 10_000  # at most so many clients, drawn once
     stop_at: Target | None = None
     private_reward: PrivateReward | None = None  # None: a policy that wants clients' metrics sees them
+    alerts: Alerts = field(default_factory=Alerts)
 
     def start(self, w: Tensor, buffers: Buffers) -> RunState:
         """The state before round 1."""
@@ -162,11 +164,15 @@ class Federation:
         answered = {answer.client for answer in answers}
         absent = tuple(client for client in cohort if client not in answered)
         accepted = [report for report in clients if report.accepted]
-        alerts = self.algorithm.alerts(state.server, new.server, accepted, absent) if accepted else ()
+        said = self.algorithm.alerts(state.server, new.server, accepted, absent) if accepted else ()
         new = new._replace(
             history=seen(self.sampler, state.history, accepted), trust=self._remembered(state, new, judged, measured, counted)
         )
         validation = measured.used if measured.used is not None else self._evaluated(self.evaluate_validation, new, t)
+        decided, loss = _of_trust(judged, orders, measured), (validation.metrics or {}).get("loss")
+        told = Seen(len(cohort), len(absent), accepted, loss, decided, said)
+        alerts, watched = self.alerts.told(told, state.trust.facts.get("alerts", {}))
+        new = new._replace(trust=new.trust._replace(facts={**new.trust.facts, "alerts": watched}))
         if getattr(self.sampler, "learns", False):
             deltas = {answer.client: self.algorithm.moved(answer.upload) for answer, _ in counted}
             seen_by = Experience(t, self.runtime.population, cohort, sent.w, deltas, new.server.w, validation.metrics)
@@ -203,7 +209,7 @@ class Federation:
             model_kept=reason is not None,
             reason=reason,
             alerts=alerts,
-            trust=_of_trust(judged, orders, measured) | _of_private_reward(state),
+            trust=decided | _of_private_reward(state),
         )
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)), measured.other)
 

@@ -236,6 +236,18 @@ class RunFolder:
         """Valid checkpoints, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("[0-9]*") if path.is_dir())
 
+    def facts(self) -> dict[str, Any]:
+        """What guard, screen, policy and breaker knew at the newest checkpoint; empty before the first. E322 where it is damaged."""
+        found = self.checkpoints()
+        file = found[-1] / "trust.json" if found else None
+        if file is None or not file.exists():
+            return {}
+        try:
+            facts: dict[str, Any] = json.loads(file.read_text())
+            return facts
+        except ValueError as problem:
+            raise StorageError("E322", f"trust.json is not JSON ({problem})", str(found[-1])) from problem
+
     def restore(self, like: State, trust: Remembered, restore_clients: Callable[[Path | None], None]) -> tuple[int, State, Remembered]:
         """(round, state, trust) of the newest checkpoint; (0, like, trust) before the first. Drops the records that came after it."""
         for left in [*self.path.glob("weights/.tmp*"), *self.path.glob("checkpoints/.*.tmp/*")]:

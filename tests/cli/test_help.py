@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ("new", "run", "resume", "compare", "describe", "tune", "ls", "show", "log", "stop", "report", "measure")
+VERBS = ("new", "run", "resume", "compare", "describe", "tune", "ls", "show", "log", "stop", "report", "measure", "diagnose", "quarantine")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "100"}
 

@@ -244,7 +244,7 @@ def test_refused_clients_are_told_with_the_reason(call: Call, project: Path) -> 
     (project / "bad.py").write_text(BAD)
     done = call("run", "experiment.toml", "-s", "algorithm=bad:Bad", "-s", "run.cohort=6", "--json")
     assert done.code == 0, done.err
-    assert "W201 client" in done.err and "(2nd time). See: fedaccord show" in done.err and "refused" in done.err
+    assert "W201 client" in done.err and "(2nd time). See: fedaccord quarantine" in done.err and "refused" in done.err
     shown = call("show", done.json["runs"][0]["run_id"])
     assert "refused" in shown.out and "non finite" in shown.out
 

@@ -18,6 +18,7 @@ from fedaccord.core.reports import ClientReport
 
 Memory = Mapping[str, Any]  # plain JSON data; keys are strings
 NOTHING: Memory = MappingProxyType({})
+NEUTRAL = 0.5  # the action of a policy that has nothing to say of a client
 
 
 @dataclass(frozen=True)

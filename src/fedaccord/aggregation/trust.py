@@ -15,7 +15,7 @@ from fedaccord.aggregation import memory, rollout
 from fedaccord.aggregation.figures import ACCURACY, DIRECTION, figures
 from fedaccord.aggregation.guard import Answered, Guard
 from fedaccord.aggregation.memory import Digests, Quarantine
-from fedaccord.aggregation.policy import BySize, CohortView, Decision, Outcome, Policy
+from fedaccord.aggregation.policy import NEUTRAL, BySize, CohortView, Decision, Outcome, Policy
 from fedaccord.aggregation.projection import Projection, effective_number
 from fedaccord.aggregation.rollout import Rollout
 from fedaccord.aggregation.screen import Combine, Evidence, Screen, Screening, ScreenState
@@ -264,7 +264,7 @@ class Trust:
         notes = {
             "rejected_share": float((weights <= 0).double().mean()),
             "weight_std": float(shares.std(unbiased=False)),
-            "action_std": None if decision.actions is None else float(decision.actions.std(unbiased=False)),
+            "action_std": _spread(decision.actions),
             "effective_number": effective_number(shares) if total > 0 else None,
             "retrain": sorted(decision.retrain),
             "marked": {str(client): why for client, why in decision.marked.items()},
@@ -370,6 +370,14 @@ def _weighing(chosen: Sequence[Answered], weights: Tensor, scales: Tensor, combi
     counted = [(a.client, float(w) / total, float(s)) for a, w, s in zip(chosen, weights.tolist(), scales.tolist(), strict=True) if w > 0]
     clients, shares, factors = zip(*counted, strict=True)
     return Weighing(clients, shares, factors, combine)
+
+
+def _spread(actions: Tensor | None) -> float | None:
+    """Their standard deviation. None of fewer than two, and where all are neutral: of a policy that has nothing to say yet (untrained, or
+    all clients new to it), equal actions tell nothing."""
+    if actions is None or len(actions) < 2 or bool((actions == NEUTRAL).all()):
+        return None
+    return finite(float(actions.std(unbiased=False)))
 
 
 def _no_weight(client: int) -> UploadError:

@@ -10,6 +10,8 @@ from fedaccord.attacks import Flags, flags
 from fedaccord.cli.words import SHORT, metric_of, ordinal, reasons, round_line, run_line
 from fedaccord.core.errors import ConfigError
 from fedaccord.core.reports import alert_kind, lower_is_better
+from fedaccord.diagnosis import in_quarantine
+from fedaccord.diagnosis.seen import Seen
 from fedaccord.runs import Record, short_id
 
 SHOWN = 5  # rounds, refused clients
@@ -48,6 +50,11 @@ def overview(record: Record, state: str) -> Story:
             lines.append(f"  client {each['client']}  {each['times']} times  {why}  last in round {each['last_round']}")
         lines += [f"  and {len(refusals) - SHOWN} more"] if len(refusals) > SHOWN else []
         lines.append(f"  See: fedaccord show {run_id} --client {refusals[0]['client']}")
+    held = in_quarantine(Seen(record.rounds, record.clients))
+    if held:
+        shown = ", ".join(f"client {client} before round {until}" for client, until in list(held.items())[:SHOWN])
+        more = f" and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
+        lines.append(f"in quarantine, not asked: {shown}{more}. See: fedaccord quarantine {run_id}")
     alerts = _alerts(record)
     if alerts:
         lines += ["", "alerts"]
@@ -64,6 +71,7 @@ def overview(record: Record, state: str) -> Story:
         "verdict": verdict,
         "last_rounds": record.rounds[-SHOWN:],
         "refusals": refusals,
+        "quarantine": [{"client": client, "until": until} for client, until in held.items()],
         "alerts": alerts,
         "flags": None if under is None else under.record(),
         "experiment": record.experiment,
@@ -153,6 +161,7 @@ def client_story(record: Record, client: int) -> Story:
     refused = [{"round": line["round"], **each} for line in record.rounds for each in line["refused"] if each["client"] == client]
     trained = [line for line in record.clients if line["kind"] == "train" and line["client"] == client]
     own = [line for line in record.clients if line["kind"] == "evaluate" and line["client"] == client]
+    until = in_quarantine(Seen(record.rounds, record.clients)).get(client)
     counts = record.partition.get("label_counts")
     labels = None if counts is None else _labels(counts[client], record.partition.get("class_names"))
     data = {
@@ -163,6 +172,7 @@ def client_story(record: Record, client: int) -> Story:
         "accepted": [line["round"] for line in trained if line["accepted"]],
         "absent": absent,
         "refused": refused,
+        "not_asked_before": until,
         "rounds": trained,
         "evaluations": own,
     }
@@ -171,6 +181,8 @@ def client_story(record: Record, client: int) -> Story:
         f"asked in {len(asked)} of {len(record.rounds)} rounds, accepted {len(data['accepted'])} times"
         + (f", absent {len(absent)} times" if absent else "")
     )
+    if until is not None:
+        lines.append(f"in quarantine: not asked before round {until}")
     for number, each in enumerate(refused[-SHOWN:], start=max(len(refused) - SHOWN, 0) + 1):
         lines.append(f"  round {each['round']}  refused ({ordinal(number)} time, {reasons([each])}): {each['message']}")
     lines += [f"  {_round_of(line)}" for line in trained[-SHOWN:] if line["accepted"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedaccord.aggregation.memory import COUNTED
 from fedaccord.core.reports import alert_kind
 from fedaccord.partition.examine import readable
 
@@ -74,11 +75,12 @@ def reasons(refused: Sequence[Mapping[str, Any]]) -> str:
 
 
 def refusal_line(run_id: str, refusal: Mapping[str, Any], times: int) -> str:
-    """``W201 client 7 refused: 3 NaN in 'fc2.weight' (2nd time). See: fedaccord show 7f3a --client 7``."""
+    """``W201 client 7 refused: 3 NaN in 'fc2.weight' (2nd time). See: fedaccord quarantine 7f3a``, or show where it leads to none."""
     client, code = refusal["client"], str(refusal["code"])
     what = str(refusal["message"]).removeprefix(f"{code} ").partition(". ")[0].rstrip(".")
     often = "" if times == 1 else f" ({ordinal(times)} time)"
-    return f"W201 client {client} refused: {what}{often}. See: fedaccord show {run_id} --client {client}"
+    verb = f"quarantine {run_id}" if refusal["reason"] in COUNTED else f"show {run_id} --client {client}"
+    return f"W201 client {client} refused: {what}{often}. See: fedaccord {verb}"
 
 
 def alert_line(run_id: str, round: int, alert: str, times: int) -> str:

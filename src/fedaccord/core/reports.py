@@ -61,6 +61,7 @@ class ClientReport:
     signals: dict[str, float | None] = field(default_factory=dict)
     latency: float | None = None  # seconds of computing, where the device's speed is known; `seconds` is what this machine took
     judged: dict[str, float | None] = field(default_factory=dict)  # what the server computed about it and its policy decided
+    is_weak: bool = False  # its device, as far as the server knows
 
     def record(self) -> dict[str, Any]:
         """The line of clients.jsonl; what is no number in it becomes None, since a refused report may hold anything."""
@@ -109,7 +110,7 @@ class RoundReport:
     seconds: float
     model_kept: bool  # True: nothing was accepted and the model is the old one
     reason: str | None
-    alerts: tuple[str, ...] = ()  # what the method tells an operator
+    alerts: tuple[str, ...] = ()  # what the method and the server tell an operator
     trust: dict[str, Any] = field(default_factory=dict)  # what guard, policy and breaker decided, where they decided anything
 
     def record(self) -> dict[str, Any]:

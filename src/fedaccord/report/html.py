@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 from fedaccord.report import figures as draw
-from fedaccord.report import landscape, maps, records_tables, tables
+from fedaccord.report import landscape, maps, records_tables, tables, trust_tables
 from fedaccord.report.groups import Study
 from fedaccord.report.quantities import MethodFigures, measure
 from fedaccord.report.source import last_round, measures_of
@@ -121,11 +121,16 @@ def _sections(study: Study, figures: tuple[MethodFigures, ...]) -> tuple[Section
             (records_tables.participation(study), records_tables.refusals(study), records_tables.kept_rounds(study)),
         ),
     ]
+    if trust_tables.told(study):
+        words = "What guard, policy and breaker decided. Who was refused, and why, stands above."
+        sections.append(
+            Section("trust", "Trust", words, (), (trust_tables.stages(study), trust_tables.events(study), trust_tables.reasons(study)))
+        )
     if any(measures_of(run) for run in study.runs):
         sections.append(flatness(study, figures))
     if signals or any(line.get("alerts") for run in study.runs for line in run.rounds):
-        words = "Per round, over the clients of all seeds."
-        sections.append(Section("signals", "What adaptive methods chose", words, signals, (records_tables.alerts(study),)))
+        words = "What adaptive methods chose in each round, over the clients of all seeds." if signals else ""
+        sections.append(Section("signals", "Signals and alerts", words, signals, (records_tables.alerts(study),)))
     sections += [
         Section("settings", "Settings", "", (), (records_tables.settings(study),), folded=True),
         Section("versions", "Versions and hashes", "", (), (records_tables.versions(study),), folded=True),

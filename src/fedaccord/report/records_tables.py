@@ -82,7 +82,7 @@ def refusals(study: Study) -> Table:
 
 
 def alerts(study: Study) -> Table:
-    """What the methods told about their rounds, the most frequent kind first."""
+    """What methods and server told about their rounds, the most frequent kind first."""
     columns = (("method", ""), ("seed", ""), ("times", "rounds"), ("rounds", "the first five"), ("last", "what was told last"))
     found: dict[tuple[int, str, str], list[tuple[int, str]]] = {}  # (method, seed, kind) -> (round, text)
     for index, method in enumerate(study.methods):
@@ -98,7 +98,7 @@ def alerts(study: Study) -> Table:
         rows.append((Cell(study.methods[index].label, chip=index), Cell(seed), times, Cell(at), Cell(told[-1][1])))
     more = f"The first {MOST_ROWS} of {len(ordered)} rows are shown." if len(ordered) > MOST_ROWS else ""
     note = f"{more} Every alert is in the rounds' CSV.".strip()
-    return Table("alerts-table", "Alerts", columns, tuple(rows), note if found else "", "No method raised an alert.")
+    return Table("alerts-table", "Alerts", columns, tuple(rows), note if found else "", "No alert was raised.")
 
 
 def without_score(study: Study) -> Table:

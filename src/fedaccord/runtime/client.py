@@ -144,14 +144,17 @@ class Clients:
             bytes_up=num_bytes(trained.upload) + num_bytes(sent_buffers),
             seconds=seconds,
             signals={name: finite(value) for name, value in scalars(request.algorithm.signals(trained.kept)).items()},
-            latency=self._latency(assigned.client, trained.gradients),
         )
         return Answer(ClientUpload(assigned.client, trained.upload, sent_buffers, report), kept)
 
-    def _latency(self, client: int, gradients: int) -> float | None:
-        """Seconds of computing on the client's own device, as its speed says; None where nobody knows it."""
-        speed = self.device_of(client).gradients_per_second
-        return None if speed is None else gradients / speed
+    def on_its_device(self, upload: ClientUpload) -> ClientUpload:
+        """With what its device makes of it: whether it is a weak one, and the seconds of computing, where its speed is known."""
+        device = self.device_of(upload.client)
+        if device == Device() or upload.error is not None:
+            return upload
+        speed, report = device.gradients_per_second, upload.report
+        latency = None if speed is None else report.gradients / speed
+        return upload._replace(report=replace(report, latency=latency, is_weak=device.is_weak))
 
     def batches(self, request: Request, assigned: Assignment) -> Iterator[Examples]:
         """The client's mini-batches of this round."""

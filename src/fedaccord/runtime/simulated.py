@@ -39,7 +39,7 @@ class Simulated:
     ) -> list[ClientUpload]:
         answers = list(self._answers(Request(algorithm, sent, buffers, plan, round, lr), clients))
         self._pending = {answer.upload.client: answer.kept for answer in answers if answer.kept is not None}
-        return [answer.upload for answer in answers]
+        return [self._clients.on_its_device(answer.upload) for answer in answers]
 
     def _answers(self, request: Request, clients: Sequence[int]) -> Iterable[Answer]:
         """What each client of the cohort answers, in any order."""

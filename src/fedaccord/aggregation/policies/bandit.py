@@ -51,7 +51,9 @@ class Bandit(Policy):
         tilts = torch.tensor(ARMS, dtype=torch.float64)[(estimates + ties).argmax(dim=1)]
         clients = remembered(cohort, told, memory, weight=(self.beta * tilts).exp().tolist())
         notes = {"tilt": tilts} | {f"feature_{name}": x[:, i] for i, name in enumerate(SEEN)}
-        return Decision(cohort.counts * (self.beta * tilts).exp(), {**memory, "clients": clients}, actions=(1 + tilts) / 2, notes=notes)
+        # One arm for all gives FedAvg's weights: no action whose spread could tell anything.
+        actions = None if bool((tilts == tilts[0]).all()) else (1 + tilts) / 2
+        return Decision(cohort.counts * (self.beta * tilts).exp(), {**memory, "clients": clients}, actions=actions, notes=notes)
 
     def observe(self, cohort: CohortView, decision: Decision, outcome: Outcome) -> Memory:
         memory = decision.memory
