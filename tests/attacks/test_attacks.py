@@ -272,7 +272,8 @@ def test_the_same_attack_on_every_runtime(name: str) -> None:
 
 
 def test_an_attacked_run_that_is_resumed_is_the_unbroken_one(tmp_path: Path) -> None:
-    whole = run(fa.FreeRider(), rounds=6)
+    options: dict[str, Any] = {"cohort": 10, "rounds": 6}  # riders in every round: the move that they replay has to outlive the kill
+    whole = run(fa.FreeRider(), **options)
 
     class Killed(BaseException):
         pass
@@ -283,8 +284,8 @@ def test_an_attacked_run_that_is_resumed_is_the_unbroken_one(tmp_path: Path) -> 
                 raise Killed
 
     with pytest.raises(Killed):
-        run(fa.FreeRider(), rounds=6, folder=tmp_path / "run", checkpoint_every=1, telemetry=[Kill()])
-    assert torch.equal(run(fa.FreeRider(), rounds=6, folder=tmp_path / "run", checkpoint_every=1, resume=True).weights(), whole.weights())
+        run(fa.FreeRider(), **options, folder=tmp_path / "run", checkpoint_every=1, telemetry=[Kill()])
+    assert torch.equal(run(fa.FreeRider(), **options, folder=tmp_path / "run", checkpoint_every=1, resume=True).weights(), whole.weights())
 
 
 def test_before_its_round_an_attack_is_not_there() -> None:
