@@ -62,7 +62,7 @@ RULES: dict[str, tuple[str, ...] | None] = {
     "aggregation/sums.py": None,
     "aggregation/policy.py": None,
     "federation.py": ("Federation._weights", "Federation._updated"),
-    "sampling.py": ("StabilityAware.", "seen", "remembered"),
+    "sampling/samplers.py": ("StabilityAware.", "seen", "remembered"),
 }
 
 # Faults that no test can see, by name, and why.

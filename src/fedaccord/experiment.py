@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedaccord.aggregation.guard import Guard
 from fedaccord.aggregation.memory import Quarantine
 from fedaccord.aggregation.policies import POLICIES
+from fedaccord.aggregation.policies.trust import check_counted_once
 from fedaccord.aggregation.policy import BySize, Policy
 from fedaccord.aggregation.projection import Projection
 from fedaccord.aggregation.rollout import Rollout
@@ -58,7 +59,7 @@ from fedaccord.runtime.sequential import Sequential
 from fedaccord.runtime.server_data import OwnExamples
 from fedaccord.runtime.states import ClientState, ClientStates
 from fedaccord.runtime.vectorized import Vectorized
-from fedaccord.sampling import SAMPLERS, Sampler, Scripted, Uniform, most_seen
+from fedaccord.sampling import SAMPLERS, Favor, Sampler, Scripted, Uniform, most_seen
 from fedaccord.tasks import Examples, Task
 from fedaccord.tasks.memory import require_memory
 
@@ -187,7 +188,10 @@ def prepare(experiment: Experiment, task: Task, initial: Initial = None, state_f
     if experiment.local.same_masks and w.device.type != "cpu":
         what = "the same dropout masks in every pass are drawn on the CPU alone"
         raise ConfigError("E208", what, "local.same_masks", "Leave it out, or use runtime.device = 'cpu'")
-    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__, task.validation is not None)
+    _check_cohorts(run, len(data), algorithm.signals(like.kept).keys(), type(experiment.algorithm).__name__)
+    if isinstance(run.cohort, Favor):
+        of_global = ("loss", *task.metrics) if task.validation and not has_local_buffers else ()
+        run.cohort.check(of_global, len(data), model.layout.size)
     chosen = _choice(experiment, algorithm, clients, w, buffers)
     guard = Guard(template, {} if has_local_buffers else model.initial_buffers, model.layout, max_examples)
     experiment = replace(experiment, aggregation=_settled(experiment.aggregation))
@@ -242,6 +246,7 @@ def _trust(experiment: Experiment, guard: Guard, has_data: bool) -> Trust:
     screen, policy = own.screen, own.policy
     assert policy is not None
     policy.check()
+    check_counted_once(policy, experiment.algorithm)
     if screen is not None:
         if screen.needs_root and not has_data:
             what = f"{type(screen).__name__} needs examples on the server, and the task has no validation data that the global model fits"
@@ -275,7 +280,7 @@ def _cohort_sizes(sampler: Sampler) -> list[int]:
     """The sizes that are known before anything is drawn."""
     if isinstance(sampler, Scripted):
         return sorted({len(cohort) for cohort in sampler.cohorts})
-    size = getattr(sampler, "size", None)
+    size = getattr(sampler, "asks", getattr(sampler, "size", None))
     return [size] if isinstance(size, int) else []
 
 
@@ -350,15 +355,12 @@ def _device(devices: Devices, weak: np.ndarray, client: int) -> Device:
     return Device(is_weak, speed, devices.deadline)
 
 
-def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str, has_validation: bool) -> None:
+def _check_cohorts(run: RunOptions, population: int, signals: Collection[str], method: str) -> None:
     """Samplers that can fail do so now, not in round 70."""
     missing = sorted(set(getattr(run.cohort, "looks_at", ())) - set(signals))
     if missing:
         what = f"{type(run.cohort).__name__} looks at {', '.join(missing)}, which {method} does not report"
         raise ConfigError("E208", what, "run.cohort", "Use it with dynamic_sam, or sample uniformly")
-    if getattr(run.cohort, "needs_validation", False) and not has_validation:
-        what = f"{type(run.cohort).__name__} is rewarded on validation data, and the task has none"
-        raise ConfigError("E208", what, "run.cohort", "Give the task validation data (validation = 0.1), or sample uniformly")
     rounds = run.rounds if isinstance(run.cohort, Scripted) else min(run.rounds, 1)
     for t in range(1, rounds + 1):
         run.cohort.draw(t, population, run.seed)

@@ -26,7 +26,7 @@ from fedaccord.core.rng import stream
 from fedaccord.core.state import State, map_state, num_bytes, to_arrays
 from fedaccord.core.vector import Buffers
 from fedaccord.runtime.base import ClientUpload, Runtime
-from fedaccord.sampling import Experience, History, Sampler, SamplerState, Uniform, seen
+from fedaccord.sampling import Experience, History, Learner, Sampler, SamplerState, Uniform, seen
 
 Evaluator = Callable[[Tensor, Buffers], Evaluation]  # (w [d], buffers) -> metrics on data of the server
 
@@ -160,7 +160,7 @@ class Federation:
             counted = []
         self.runtime.settle({answer.client for answer, _ in counted})
 
-        clients, shape = self._client_reports(answers, counted, judged.of_client(), refusals, summed, sent, new)
+        clients, shape = self._client_reports(answers, counted, self._judged(judged, state), refusals, summed, sent, new)
         answered = {answer.client for answer in answers}
         absent = tuple(client for client in cohort if client not in answered)
         accepted = [report for report in clients if report.accepted]
@@ -168,15 +168,18 @@ class Federation:
         new = new._replace(
             history=seen(self.sampler, state.history, accepted), trust=self._remembered(state, new, judged, measured, counted)
         )
-        validation = measured.used if measured.used is not None else self._evaluated(self.evaluate_validation, new, t)
+        validation = measured.used
+        if validation is None and isinstance(self.sampler, Learner):
+            validation = self.evaluate_validation(new.server.w, new.buffers)  # whatever `evaluate_every` says
+        validation = validation or self._evaluated(self.evaluate_validation, new, t)
         decided, loss = _of_trust(judged, orders, measured), (validation.metrics or {}).get("loss")
         told = Seen(len(cohort), len(absent), accepted, loss, decided, said)
         alerts, watched = self.alerts.told(told, state.trust.facts.get("alerts", {}))
         new = new._replace(trust=new.trust._replace(facts={**new.trust.facts, "alerts": watched}))
-        if getattr(self.sampler, "learns", False):
+        if isinstance(self.sampler, Learner):
             deltas = {answer.client: self.algorithm.moved(answer.upload) for answer, _ in counted}
-            seen_by = Experience(t, self.runtime.population, cohort, sent.w, deltas, new.server.w, validation.metrics)
-            new = new._replace(sampling=self.sampler.learned(state.sampling, seen_by, self.seed))  # type: ignore[attr-defined]
+            experience = Experience(t, self.runtime.population, cohort, sent.w, deltas, new.server.w, validation.metrics)
+            new = new._replace(sampling=self.sampler.learned(state.sampling, experience, self.seed))
         if t < self.rounds:  # what the next cohort keeps on disk is read while we evaluate
             self.runtime.expect(self._next_cohort(t, new))
         test = self._evaluated(self.evaluate_test, new, t)
@@ -214,8 +217,9 @@ class Federation:
         return RoundResult(new, report, clients, tuple(zip(ids, evaluations, strict=True)), measured.other)
 
     def _cohort(self, t: int, state: RunState) -> tuple[int, ...]:
-        if getattr(self.sampler, "learns", False):
-            drawn = self.sampler.choose(t, self.runtime.population, self.seed, state.sampling)  # type: ignore[attr-defined]
+        if isinstance(self.sampler, Learner):
+            kept_out = self.trust.kept_out(t, state.trust)
+            drawn = self.sampler.choose(t, self.runtime.population, self.seed, state.sampling, kept_out)
         else:
             drawn = self.sampler.draw(t, self.runtime.population, self.seed, state.history)
         return self.trust.cohort(tuple(int(client) for client in drawn), t, state.trust)
@@ -287,6 +291,14 @@ class Federation:
             told = self.private_reward.weighted(weights, trust.facts["private_reward"])
             trust = trust._replace(facts={**trust.facts, "private_reward": told})
         return trust
+
+    def _judged(self, judged: Judged, state: RunState) -> Mapping[int, dict[str, float | None]]:
+        """client -> what policy and sampler made of it."""
+        found = judged.of_client()
+        if not isinstance(self.sampler, Learner):
+            return found
+        scores = {name: column.tolist() for name, column in self.sampler.scores(self.runtime.population, state.sampling).items()}
+        return {c: found.get(c, {}) | {name: finite(column[c]) for name, column in scores.items()} for c in judged.refusals}
 
     def _client_reports(
         self,

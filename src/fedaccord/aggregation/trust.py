@@ -127,8 +127,13 @@ class Trust:
 
     def cohort(self, drawn: Sequence[int], t: int, state: TrustState) -> tuple[int, ...]:
         """Who is asked: those drawn and those that have to train again, less those in quarantine."""
-        again, kept_out = state.facts.get("retrain", ()), memory.quarantined(state.facts.get("quarantine", {}), t)
+        again, kept_out = state.facts.get("retrain", ()), self.kept_out(t, state)
         return tuple(sorted({*drawn, *again} - set(kept_out))) if again or kept_out else tuple(drawn)
+
+    @staticmethod
+    def kept_out(t: int, state: TrustState) -> tuple[int, ...]:
+        """Who is in quarantine in round t."""
+        return memory.quarantined(state.facts.get("quarantine", {}), t)
 
     def obeyed(self, orders: Sequence[Mapping[str, Any]], state: TrustState) -> tuple[TrustState, list[dict[str, Any]]]:
         """(state, events) after an operator's orders since the run began; those that were obeyed before are not obeyed again."""

@@ -325,7 +325,8 @@ class NoiseAdaptiveSAM(Algorithm):
 
 
 def _radii(reports: Sequence[ClientReport]) -> dict[int, float]:
-    return {report.client: rho for report in reports if (rho := report.signals.get("rho")) is not None}
+    """Of those that can be: a negative one is a lie, which would make an outlier of everybody else."""
+    return {report.client: rho for report in reports if (rho := report.signals.get("rho")) is not None and rho >= 0}
 
 
 def _is_odd(reports: Sequence[ClientReport]) -> list[bool]:

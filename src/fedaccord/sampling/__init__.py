@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedaccord.sampling.favor import Experience, Favor, SamplerState
+from fedaccord.sampling.favor import Favor
+from fedaccord.sampling.learner import Experience, Learner, SamplerState
 from fedaccord.sampling.samplers import (
     NOTHING,
     Coin,
@@ -25,6 +26,7 @@ __all__ = [
     "Experience",
     "Favor",
     "History",
+    "Learner",
     "Sampler",
     "SamplerState",
     "Scripted",

@@ -18,6 +18,7 @@ from fedaccord.aggregation.figures import ALL
 from fedaccord.aggregation.policies import POLICIES
 from fedaccord.aggregation.policies.bandit import ARMS, SEEN
 from fedaccord.aggregation.policies.losses import on_simplex
+from fedaccord.aggregation.policies.trust import check_counted_once
 from fedaccord.aggregation.policy import CohortView, Outcome, Policy
 from fedaccord.core.reports import ClientReport
 
@@ -49,9 +50,17 @@ def near(values: list[float]) -> Any:
 
 
 def test_q_ffl_counts_by_the_loss_to_a_power_and_without_one_is_fedavg() -> None:
+    """n F^2 = 10 * 4, 40 * 0.25, 10 * 1.25^2, over the largest loss squared, which is 4."""
     cohort = view([2.0, 0.5, None], [10.0, 40.0, 10.0])
-    assert fa.QFFL(q=2.0).weigh(cohort, {}).weights.tolist() == near([40.0, 10.0, 10 * 1.25**2])
+    assert fa.QFFL(q=2.0).weigh(cohort, {}).weights.tolist() == near([10.0, 2.5, 10 * 1.25**2 / 4])
     assert torch.equal(fa.QFFL(q=0.0).weigh(cohort, {}).weights, cohort.counts)
+
+
+def test_no_power_overflows_or_vanishes() -> None:
+    """1e10^40 is infinite, and the round would leave out whom it has to count most; (1e-9)^40 is 0 for everybody."""
+    assert fa.QFFL(q=40.0).weigh(view([1e10, 1.0], [5.0, 7.0]), {}).weights.tolist() == [5.0, 0.0]
+    assert fa.QFFL(q=40.0).weigh(view([1e-9, 1e-9], [5.0, 7.0]), {}).weights.tolist() == [5.0, 7.0]
+    assert fa.FedAdp(alpha=1000.0).weigh(view([1.0] * 2, [5.0, 7.0], mean_direction=[1.0, -1.0]), {}).weights.tolist() == [5.0, 0.0]
 
 
 def test_afl_steps_along_the_losses_and_projects_back() -> None:
@@ -62,21 +71,29 @@ def test_afl_steps_along_the_losses_and_projects_back() -> None:
     assert second.memory["mixture"] == pytest.approx({"0": 0.4, "1": 0.4 * 2 / 3, "2": 1 / 3}, rel=1e-6)
 
 
+def test_a_cohort_that_counts_nothing_is_weighed_by_size() -> None:
+    """Steps of 1e-9 * 1e-10 are lost beside a client that has all of the mixture, and a cohort has to weigh something."""
+    cohort = view([0.0, 0.0], [5.0, 15.0], clients=[1, 2])
+    decision = fa.AFL(lr=1e-9).weigh(cohort, {"mixture": {"0": 1.0, "1": 0.0, "2": 0.0}})
+    assert decision.weights.tolist() == [5.0, 15.0] and decision.memory["mixture"] == {"0": 1.0, "1": 0.0, "2": 0.0}
+
+
 def test_the_projection_onto_the_simplex() -> None:
     assert on_simplex(torch.tensor([0.5, 0.5, 2.0], dtype=torch.float64)).tolist() == near([0.0, 0.0, 1.0])
     assert on_simplex(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)).tolist() == near([0.2, 0.3, 0.5])
+    assert on_simplex(torch.tensor([1e18, 1e18, 0.0], dtype=torch.float64)).tolist() == [0.5, 0.5, 0.0]
 
 
 def test_fedadp_smooths_the_angle_over_participations() -> None:
-    """First at 60 degrees, then at 0: the mean is 30 degrees."""
+    """Client 0 first at 60 degrees, then at 0: the mean is 30 degrees. Client 1 at 90 degrees both times, the second time unknown."""
 
     def gompertz(theta: float) -> float:
         return math.exp(5 * (1 - math.exp(-math.exp(-5 * (theta - 1)))))
 
-    first = fa.FedAdp().weigh(view([1.0], [10.0], mean_direction=[0.5]), {})
-    assert first.weights.tolist() == near([10 * gompertz(math.pi / 3)])
-    second = fa.FedAdp().weigh(view([1.0], [10.0], mean_direction=[1.0]), json.loads(json.dumps(first.memory)))
-    assert second.weights.tolist() == near([10 * gompertz(math.pi / 6)])
+    first = fa.FedAdp().weigh(view([1.0] * 2, [10.0, 20.0], mean_direction=[0.5, 0.0]), {})
+    assert first.weights.tolist() == near([10.0, 20 * gompertz(math.pi / 2) / gompertz(math.pi / 3)])
+    second = fa.FedAdp().weigh(view([1.0] * 2, [10.0, 20.0], mean_direction=[1.0, NAN]), json.loads(json.dumps(first.memory)))
+    assert second.weights.tolist() == near([10.0, 20 * gompertz(math.pi / 2) / gompertz(math.pi / 6)])
     assert gompertz(0.1) > gompertz(1.0) > gompertz(2.5)
 
 
@@ -93,6 +110,49 @@ def test_radius_trust_is_what_noise_adaptive_sam_does_by_itself() -> None:
     assert fa.RadiusTrust().weigh(cohort, {}).weights.tolist() == near([5.0, 10.0, 10 / 1.5 * 0.1, 1.0])
     method = fa.NoiseAdaptiveSAM(server_weight="noise")
     assert (cohort.counts * method.confidence(cohort.reports)).tolist() == near([5.0, 10.0, 10 / 1.5 * 0.1, 1.0])
+
+
+def test_a_negative_radius_is_a_lie_and_makes_no_outlier_of_the_honest() -> None:
+    """The median of -100 and 0.05 would be below 0, and twice that below every honest radius."""
+    cohort = view([1.0] * 2, [10.0] * 2, signals=[{"rho": -100.0, "noise": 0.0}, {"rho": 0.05, "noise": 0.0}])
+    assert fa.RadiusTrust().weigh(cohort, {}).weights.tolist() == near([1.0, 10.0])
+    assert (cohort.counts * fa.NoiseAdaptiveSAM().confidence(cohort.reports)).tolist() == near([1.0, 10.0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "counted_twice"),
+    [
+        (fa.LambdaTrust(), fa.DynamicSAM(), "lambda_raw"),
+        (fa.LambdaTrust(), fa.DynamicSAM(trust=0.0), None),
+        (fa.RadiusTrust(), fa.NoiseAdaptiveSAM(), "rho"),
+        (fa.RadiusTrust(), fa.NoiseAdaptiveSAM(outlier_weight=1.0, server_weight="noise"), "noise"),
+        (fa.RadiusTrust(), fa.NoiseAdaptiveSAM(outlier_weight=1.0), None),
+        (fa.LambdaTrust(), fa.NoiseAdaptiveSAM(), None),
+        (fa.BySize(), fa.DynamicSAM(), None),
+    ],
+)
+def test_a_signal_that_the_method_weighs_by_itself_is_not_counted_twice(policy: Policy, method: fa.Algorithm, counted_twice: Any) -> None:
+    if counted_twice is None:
+        return check_counted_once(policy, method)
+    with pytest.raises(fa.ConfigError, match=f"E208 {type(method).__name__} weighs clients by {counted_twice} itself"):
+        partition = fa.DirichletPerClass(alpha=0.3, clients=4)
+        fa.run(fa.digits("softmax"), method, policy=policy, partition=partition, cohort=2, rounds=1, runtime="sequential")
+
+
+def test_trust_from_a_policy_is_the_methods_own_in_a_run() -> None:
+    """lambda_raw differs between clients from the first round on, so the weights are not FedAvg's."""
+    options: dict[str, Any] = {
+        "partition": fa.DirichletPerClass(alpha=0.3, clients=6),
+        "cohort": 4,
+        "rounds": 4,
+        "local": fa.LocalPlan(lr=0.1, epochs=2, batch_size=20),
+        "runtime": "sequential",
+    }
+    own = fa.run(fa.digits("softmax"), fa.DynamicSAM(warmup_rounds=0), **options)
+    policy = fa.run(fa.digits("softmax"), fa.DynamicSAM(warmup_rounds=0, trust=0.0), policy=fa.LambdaTrust(), **options)
+    none = fa.run(fa.digits("softmax"), fa.DynamicSAM(warmup_rounds=0, trust=0.0), **options)
+    assert own.clients.weight.tolist() == near(policy.clients.weight.tolist())
+    assert none.clients.weight.tolist() != near(policy.clients.weight.tolist())
 
 
 def test_the_linear_policy_leans_towards_what_its_coefficients_say() -> None:

@@ -16,7 +16,8 @@ from fedaccord.core.algorithm import Positive
 @dataclass(frozen=True)
 class FedAdp(Policy):
     """n_k exp(f(theta_k)), theta the mean over a client's participations of the angle between its update and the cohort's size-weighted
-    mean, f(theta) = alpha (1 - exp(-exp(-alpha (theta - 1)))) (Wu and Wang 2021, arXiv:2012.00661, equations 8 to 11)."""
+    mean, f(theta) = alpha (1 - exp(-exp(-alpha (theta - 1)))) (Wu and Wang 2021, arXiv:2012.00661, equations 8 to 11); given relative to
+    the largest of the cohort. An angle that is not known counts as a right one."""
 
     alpha: Positive = 5.0
 
@@ -32,4 +33,4 @@ class FedAdp(Policy):
             angles.append(known[str(client)][1])
         theta = torch.tensor(angles, dtype=torch.float64)
         gompertz = self.alpha * (1 - (-(-self.alpha * (theta - 1)).exp()).exp())
-        return Decision(cohort.counts * gompertz.exp(), {"angles": known})
+        return Decision(cohort.counts * (gompertz - gompertz.max()).exp(), {"angles": known})

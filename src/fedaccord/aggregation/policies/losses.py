@@ -14,7 +14,8 @@ from fedaccord.core.reports import ClientReport, number
 
 @dataclass(frozen=True)
 class QFFL(Policy):
-    """n_k F_k^q, F_k the client's loss in its first epoch (Li et al. 2020, arXiv:1905.10497, equation 4).
+    """n_k F_k^q, F_k the client's loss in its first epoch (Li et al. 2020, arXiv:1905.10497, equation 4); given relative to the largest
+    loss of the cohort, so that no power of it overflows.
 
     The paper's update divides by an estimate of the curvature, which sets its step length; as weights that sum to 1 the step is FedAvg's.
     q = 0 is FedAvg. A client that reports no loss counts with the cohort's mean.
@@ -23,13 +24,18 @@ class QFFL(Policy):
     q: NonNegative = 1.0
 
     def weigh(self, cohort: CohortView, memory: Memory) -> Decision:
-        return Decision(cohort.counts * _filled(cohort).pow(self.q), memory)
+        losses = _filled(cohort)
+        return Decision(cohort.counts * (losses / losses.max()).pow(self.q), memory)
 
 
 @dataclass(frozen=True)
 class AFL(Policy):
     """A mixture over clients that is played against the model: lambda takes a step along the losses of those asked and is projected back
-    onto the simplex (Mohri et al. 2019, arXiv:1902.00146, section 4.2), here over the clients seen so far, each beginning at its share."""
+    onto the simplex (Mohri et al. 2019, arXiv:1902.00146, section 4.2), here over the clients seen so far, each beginning at its share.
+
+    Deviation: the round is weighed by lambda after its step; the paper moves model and lambda at once, by those before it. A cohort whose
+    lambda is 0 throughout is weighed by size, where the paper's model would stand still.
+    """
 
     lr: Positive = 0.1
 
@@ -49,6 +55,7 @@ class AFL(Policy):
 
 def on_simplex(v: Tensor) -> Tensor:
     """The nearest point [n] with non-negative parts that sum to 1 (Duchi et al. 2008)."""
+    v = v - v.max()  # the same point, and far from 0 the 1 would be lost to rounding
     ordered = v.sort(descending=True).values
     excess = ordered.cumsum(0) - 1
     count = int((ordered - excess / torch.arange(1, len(v) + 1) > 0).sum())
