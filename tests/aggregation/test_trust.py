@@ -118,8 +118,10 @@ def test_an_aggregate_that_does_harm_on_the_validation_data_is_not_used() -> Non
     options = {**OPTIONS, "partition": shards, "cohort": [list(range(8))] * 6, "local": fa.LocalPlan(lr=1.0, epochs=10, batch_size=4)}
     policy = Learned(lambda cohort: torch.where(torch.tensor(cohort.clients) == 0, 3.0, 1.0).double())
     found = fa.run(wrong, fa.FedAvg(), policy=policy, rollout=Rollout(max_worse=0.01), **options)
-    first = found.rounds.trust[0]
-    assert first["events"][0]["cause"] == "harm" and first["loss_policy"] > 1.01 * first["loss_by_size"]
+    first, second = found.rounds.trust[:2]
+    assert first["events"] == [{"event": "set_aside", "cause": "harm"}] and first["loss_policy"] > 1.01 * first["loss_by_size"]
+    assert (first["used"], first["breaker"]) == ("by_size", "closed"), "one bad round is no fault"
+    assert second["events"][0]["cause"] == "harm" and second["breaker"] == "open", "two running are"
     assert torch.equal(found.weights(), fa.run(wrong, fa.FedAvg(), **options).weights())
 
 

@@ -104,6 +104,8 @@ def test_stability_is_how_far_each_clients_action_moves_between_its_rounds() -> 
         return [client(1, judged={"action": 0.5}), client(3, judged={"action": second}), client(3, 1, judged={"action": 0.0})]
 
     assert found(rule, [line(1)], told(0.66)).rounds == (3,) and holds(rule, [line(1)], told(0.64)) is False
+    drifting = [client(t, judged={"action": 0.1 * t}) for t in range(1, 6)]
+    assert holds(rule, [line(1)], drifting) is False, "against its last one, not its first"
     assert holds(rule, [line(1)], [client(1, judged={"action": 0.5})]) is None
 
 
@@ -215,7 +217,7 @@ def test_those_whom_a_screen_leaves_out_again_and_again_are_named() -> None:
     assert found(rule, out).clients == (2,) and "client 2 in 5 of 5 rounds" in found(rule, out).figures
     assert holds(rule, out[:4]) is False
     assert holds(rule, [*out, line(6), line(7)]) is False, "five of seven"
-    assert holds(rule, [*out, line(6, cohort=[0, 1]), line(7, absent=[2])]) is True, "it was not there"
+    assert holds(rule, [*out, line(6, cohort=[0, 1]), *[line(t, absent=[2]) for t in (7, 8)]]) is True, "it was not there"
     guarded = [*out, line(6, refused=[refusal(2, "E101", "non_finite")])]
     assert holds(rule, guarded) is False, "it does not look honest"
     krum = [line(t, refused=[refusal(c, "E116", "not_selected") for c in (1, 2)]) for t in range(1, 9)]
@@ -256,6 +258,8 @@ def test_rejections_that_fall_on_one_kind_of_device(kind: dict[str, Any]) -> Non
     assert holds(rule, [line(1)], devices(3, **kind)) is False, "not more than three times the others'"
     assert holds(rule, [line(1)], devices(2, 0, **kind)) is False, "not more than a fifth"
     assert holds(rule, [line(1)], devices(4, **kind)[1:]) is None, "nine uploads"
+    malformed = [client(t, 1, code="E101", accepted=False, **kind) for t in range(11, 21)]
+    assert holds(rule, [line(1)], devices(3, **kind) + malformed) is False, "the guard's refusals are no opinion of a device"
 
 
 def test_without_two_kinds_of_device_nothing_can_be_said() -> None:

@@ -42,7 +42,7 @@ class Rollout:
     margin: Positive = 0.02  # of the validation loss, relative to FedAvg's: below it, worse is no harm
     deadline: Positive = 0.5  # seconds that the policy may think
     max_rejected: Share = 0.4  # of the uploads, in two rounds running
-    max_worse: Positive = 0.1  # of the validation loss in one round, relative to FedAvg's
+    max_worse: Positive = 0.1  # of the validation loss, relative to FedAvg's: set aside in that round; two rounds running open the breaker
     max_share: Share = 0.95  # of one client in the raw weights, where FedAvg gives it less than half of that
     good_rounds: PositiveCount = 10  # rounds on FedAvg's weights until the breaker tries again
     max_rounds: Count = 160  # the wait doubles with each failure, up to this
@@ -58,7 +58,17 @@ class Plan(NamedTuple):
 
 def start(rollout: Rollout) -> dict[str, Any]:
     """The facts before round 1."""
-    return {"stage": rollout.stage, "step": 0, "scored": 0, "gain": [], "harm": [], "rejecting": 0, "open_until": 0, "wait": 0}
+    return {
+        "stage": rollout.stage,
+        "step": 0,
+        "scored": 0,
+        "gain": [],
+        "harm": [],
+        "rejecting": 0,
+        "harming": 0,
+        "open_until": 0,
+        "wait": 0,
+    }
 
 
 def plan(rollout: Rollout, facts: Facts, t: int, seed: int) -> Plan:
@@ -111,7 +121,11 @@ def tripped(rollout: Rollout, facts: Facts, t: int, cause: str) -> tuple[dict[st
     """(facts, event) after the breaker opened in round t; the wait doubles where it had just tried again."""
     wait = min(max(rollout.max_rounds, rollout.good_rounds), facts["wait"] * 2) if facts["wait"] else rollout.good_rounds
     until = t + wait + 1
-    return {**facts, "open_until": until, "wait": wait, "rejecting": 0}, {"event": "breaker_opened", "cause": cause, "until": until}
+    return {**facts, "open_until": until, "wait": wait, "rejecting": 0, "harming": 0}, {
+        "event": "breaker_opened",
+        "cause": cause,
+        "until": until,
+    }
 
 
 def went_well(facts: Facts, t: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -125,6 +139,13 @@ def rejecting(rollout: Rollout, facts: Facts, share: float) -> tuple[dict[str, A
     """(facts, whether the breaker opens) where the policy rejects this share of the uploads."""
     running = facts["rejecting"] + 1 if share > rollout.max_rejected else 0
     return {**facts, "rejecting": running}, running >= 2
+
+
+def harming(rollout: Rollout, facts: Facts, difference: float) -> tuple[dict[str, Any], bool, bool]:
+    """(facts, whether this round's aggregate is set aside, whether the breaker opens); difference as `scored` has it. One bad round of a
+    small cohort is no fault of a policy's; two running are."""
+    running = facts["harming"] + 1 if -difference > rollout.max_worse else 0
+    return {**facts, "harming": running}, running > 0, running >= 2
 
 
 def scored(rollout: Rollout, facts: Facts, difference: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -333,8 +333,13 @@ class Trust:
             difference = (by_size - policy) / max(abs(by_size), 1e-12)
             facts, events = rollout.scored(self.rollout, facts, difference)
             judged = _with_rollout(judged._replace(events=(*judged.events, *events)), facts)
-            if judged.uses_policy and -difference > self.rollout.max_worse:
-                return self.fallen_back(judged, t, "harm")
+            if judged.uses_policy:
+                facts, is_set_aside, opens = rollout.harming(self.rollout, facts, difference)
+                judged = _with_rollout(judged, facts)
+                if opens:
+                    return self.fallen_back(judged, t, "harm")
+                if is_set_aside:
+                    return judged._replace(uses_policy=False, events=(*judged.events, {"event": "set_aside", "cause": "harm"}))
         if judged.uses_policy:
             facts, events = rollout.went_well(facts, t)
             judged = _with_rollout(judged._replace(events=(*judged.events, *events)), facts)
