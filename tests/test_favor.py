@@ -230,11 +230,13 @@ class Watching:
 
 
 def test_a_sampler_that_learns_is_told_what_the_round_was() -> None:
-    watching = Watching()
-    run = fa.run(fa.digits("softmax"), fa.FedAvg(), cohort=watching, **{**OPTIONS, "rounds": 3})
+    """Client 4 is asked, and refused for its sample count: it is in the cohort, and its change is nobody's to look at."""
+    watching, attack = Watching(), fa.InflatedCounts(clients=(4,), factor=1e6)
+    run = fa.run(fa.digits("softmax"), fa.FedAvg(), cohort=watching, attack=attack, **{**OPTIONS, "rounds": 3})
     assert [told.round for told in watching.told] == [1, 2, 3] and isinstance(watching, Learner)
     for told, line in zip(watching.told, run.record.rounds, strict=True):
-        assert list(told.cohort) == line["cohort"] == [1, 4] and told.population == 8 and told.validation == line["validation"]
+        assert list(told.cohort) == line["cohort"] == [1, 4] and list(told.deltas) == [1]
+        assert told.population == 8 and told.validation == line["validation"]
         assert torch.equal(told.w, run.weights(told.round - 1)) and torch.equal(told.new_w, run.weights(told.round))
         shares = {c["client"]: c["weight"] for c in run.record.clients if c["kind"] == "train" and c["round"] == told.round}
         moved = sum(shares[client] * delta for client, delta in told.deltas.items())
