@@ -7,7 +7,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,3 +54,29 @@ def program() -> Callable[[str], str]:
         pytest.skip(f"needs the program {name}")
 
     return find
+
+
+class Killed(BaseException):
+    """The end of a process, as a test can stand it."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Telemetry that ends the run after a round."""
+
+    round: int
+
+    def emit(self, event: Any) -> None:
+        if event.kind == "round_finished" and event.data["round"] == self.round:
+            raise Killed
+
+
+@pytest.fixture()
+def killed_after() -> Callable[[int, Callable[..., Any]], None]:
+    """`killed_after(3, run)`: calls run(telemetry=[...]), which is killed after round 3, before its checkpoint."""
+
+    def call(round: int, run: Callable[..., Any]) -> None:
+        with pytest.raises(Killed):
+            run(telemetry=[Kill(round)])
+
+    return call

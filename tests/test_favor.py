@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,19 +282,10 @@ def test_who_is_in_quarantine_is_not_asked_and_leaves_no_place_empty() -> None:
     assert not any(client in cohort for t, client in opened for cohort in cohorts[t:])
 
 
-def test_a_run_that_is_killed_and_resumed_chooses_the_same(tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
-
-    class Kill:
-        def emit(self, event: Any) -> None:
-            if event.kind == "round_finished" and event.data["round"] == 4:
-                raise Killed
-
+def test_a_run_that_is_killed_and_resumed_chooses_the_same(tmp_path: Path, killed_after: Callable[[int, Callable[..., Any]], None]) -> None:
     task, options = fa.digits("softmax"), {**OPTIONS, "cohort": SMALL, "checkpoint_every": 1}
     whole = fa.run(task, fa.FedAvg(), **options)
-    with pytest.raises(Killed):
-        fa.run(task, fa.FedAvg(), folder=tmp_path / "run", telemetry=[Kill()], **options)
+    killed_after(4, partial(fa.run, task, fa.FedAvg(), folder=tmp_path / "run", **options))
     again = fa.run(task, fa.FedAvg(), folder=tmp_path / "run", resume=True, **options)
     assert torch.equal(again.weights(), whole.weights()) and again.rounds.cohort.tolist() == whole.rounds.cohort.tolist()
     assert again.final.sampling.facts == whole.final.sampling.facts

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -199,20 +200,13 @@ def test_without_validation_data_nothing_is_scored_and_the_rest_works() -> None:
 
 
 @pytest.mark.parametrize("stage", ["shadow", "canary", "switchback", "on"])
-def test_a_run_killed_in_any_stage_and_resumed_is_the_unbroken_one(stage: Any, tmp_path: Path) -> None:
+def test_a_run_killed_in_any_stage_and_resumed_is_the_unbroken_one(
+    stage: Any, tmp_path: Path, killed_after: Callable[[int, Callable[..., Any]], None]
+) -> None:
     options: dict[str, Any] = {"rollout": Rollout(stage, promotion="rule", min_rounds=2, level=0.5), "checkpoint_every": 1, "rounds": 8}
     whole = run(Learned(tilted), folder=tmp_path / "whole", **options)
 
-    class Killed(BaseException):
-        pass
-
-    class Kill:
-        def emit(self, event: Any) -> None:
-            if event.kind == "round_finished" and event.data["round"] == 4:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run(Learned(tilted), folder=tmp_path / "broken", telemetry=[Kill()], **options)
+    killed_after(4, partial(run, Learned(tilted), folder=tmp_path / "broken", **options))
     again = run(Learned(tilted), folder=tmp_path / "broken", resume=True, **options)
     assert torch.equal(again.weights(), whole.weights()) and again.final.trust.facts == whole.final.trust.facts
     lines = [[line["trust"] for line in read(tmp_path / name).rounds] for name in ("whole", "broken")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -271,20 +273,13 @@ def test_the_same_attack_on_every_runtime(name: str) -> None:
     assert torch.allclose(runs["sequential"].weights(), runs["vectorized"].weights(), rtol=1e-4, atol=1e-6)
 
 
-def test_an_attacked_run_that_is_resumed_is_the_unbroken_one(tmp_path: Path) -> None:
+def test_an_attacked_run_that_is_resumed_is_the_unbroken_one(
+    tmp_path: Path, killed_after: Callable[[int, Callable[..., Any]], None]
+) -> None:
     options: dict[str, Any] = {"cohort": 10, "rounds": 6}  # riders in every round: the move that they replay has to outlive the kill
     whole = run(fa.FreeRider(), **options)
 
-    class Killed(BaseException):
-        pass
-
-    class Kill:
-        def emit(self, event: Any) -> None:
-            if event.kind == "round_finished" and event.data["round"] == 3:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run(fa.FreeRider(), **options, folder=tmp_path / "run", checkpoint_every=1, telemetry=[Kill()])
+    killed_after(3, partial(run, fa.FreeRider(), **options, folder=tmp_path / "run", checkpoint_every=1))
     assert torch.equal(run(fa.FreeRider(), **options, folder=tmp_path / "run", checkpoint_every=1, resume=True).weights(), whole.weights())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -205,7 +206,7 @@ class Trust:
                 new[digest] = answer.client
         return [answer for answer in passed if judged[answer.client] is None], new
 
-    @property
+    @cached_property
     def _digests(self) -> Digests:
         return Digests(self.guard.layout.size)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,9 @@ def test_whatever_clients_say_weights_are_finite_and_memory_is_plain(rows: list[
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_run_with_it_that_is_resumed_is_the_unbroken_one(name: str, tmp_path: Path) -> None:
+def test_a_run_with_it_that_is_resumed_is_the_unbroken_one(
+    name: str, tmp_path: Path, killed_after: Callable[[int, Callable[..., Any]], None]
+) -> None:
     task = fa.digits("softmax")
     options: dict[str, Any] = {
         "partition": fa.DirichletPerClass(alpha=0.3, clients=10),
@@ -247,16 +251,7 @@ def test_a_run_with_it_that_is_resumed_is_the_unbroken_one(name: str, tmp_path: 
         "checkpoint_every": 1,
     }
 
-    class Killed(BaseException):
-        pass
-
-    class Kill:
-        def emit(self, event: Any) -> None:
-            if event.kind == "round_finished" and event.data["round"] == 3:
-                raise Killed
-
     whole = fa.run(task, fa.FedAvg(), **options)
-    with pytest.raises(Killed):
-        fa.run(task, fa.FedAvg(), folder=tmp_path / "run", telemetry=[Kill()], **options)
+    killed_after(3, partial(fa.run, task, fa.FedAvg(), folder=tmp_path / "run", **options))
     again = fa.run(task, fa.FedAvg(), folder=tmp_path / "run", resume=True, **options)
     assert torch.equal(again.weights(), whole.weights()) and again.final.trust.facts == whole.final.trust.facts
