@@ -12,17 +12,18 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
-import json
 import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from resumable import do_all, lines
 
 import fedaccord as fa
 from fedaccord.measures import Measures
@@ -235,10 +236,13 @@ def _mean(values: list[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def file_of(setting: str) -> Path:
+    return RESULTS / f"study_{setting}.jsonl"
+
+
 def results(setting: str) -> dict[str, dict[str, Any]]:
     """The lines that are there, by key."""
-    path = RESULTS / f"study_{setting}.jsonl"
-    return {line["key"]: line for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+    return lines(file_of(setting))
 
 
 def chosen(setting: str, method: str, done: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Any]] | None:
@@ -270,24 +274,15 @@ def main() -> None:
     arguments.add_argument("--only", default=",".join(METHODS))
     asked = arguments.parse_args()
     methods, deadline = asked.only.split(","), time.monotonic() + 60 * asked.minutes
-    done, waiting = results(asked.setting), {}
+    done = results(asked.setting)
     for method in methods if SETTINGS[asked.setting].tuned_on else ():
         assert chosen(asked.setting, method, done), f"run {SETTINGS[asked.setting].tuned_on} first: its choice for {method} is taken"
     with multiprocessing.get_context("spawn").Pool(asked.workers) as pool:
-        while True:
-            for job in ready(asked.setting, methods, done):
-                if job.key not in done and job.key not in waiting and len(waiting) < asked.workers and time.monotonic() < deadline:
-                    waiting[job.key] = pool.apply_async(run_job, (job,))
-            if not waiting:
-                break
-            for key, pending in list(waiting.items()):
-                if pending.ready():
-                    done[key] = pending.get()
-                    del waiting[key]
-                    with (RESULTS / f"study_{asked.setting}.jsonl").open("a") as file:
-                        file.write(json.dumps(done[key]) + "\n")
-                    print(f"{key}  validation {done[key]['validation']}  {done[key]['seconds']:.0f} s", flush=True)
-            time.sleep(0.2)
+        do_all(pool, run_job, partial(ready, asked.setting, methods), file_of(asked.setting), deadline, asked.workers, _tell)
+
+
+def _tell(line: dict[str, Any]) -> None:
+    print(f"{line['key']}  validation {line['validation']}  {line['seconds']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from resumable import do_all
 
 import fedaccord as fa
 from fedaccord.tasks import Examples
@@ -336,10 +336,8 @@ def _mean(values: list[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def results(setting: str) -> dict[str, dict[str, Any]]:
-    """The lines that are there, by key."""
-    path = RESULTS / f"trust_{setting}.jsonl"
-    return {line["key"]: line for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+def file_of(setting: str) -> Path:
+    return RESULTS / f"trust_{setting}.jsonl"
 
 
 def chosen(setting: str, rule: str, done: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -382,27 +380,8 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(asked.workers) as pool:
         for setting in asked.settings:
             rules = asked.only.split(",") if asked.only else list(SETTINGS[setting].rules)
-            _one(setting, rules, deadline, asked.workers, pool)
-
-
-def _one(setting: str, rules: list[str], deadline: float, workers: int, pool: Any) -> None:
-    done, waiting = results(setting), {}  # type: ignore[var-annotated]
-    while True:
-        for job in ready(setting, rules, done):
-            if len(waiting) >= 2 * workers or time.monotonic() > deadline:
-                break
-            if job.key not in done and job.key not in waiting:
-                waiting[job.key] = pool.apply_async(run_job, (job,))
-        if not waiting:
-            break
-        for key, pending in list(waiting.items()):
-            if pending.ready():
-                done[key] = pending.get()
-                del waiting[key]
-                with (RESULTS / f"trust_{setting}.jsonl").open("a") as file:
-                    file.write(json.dumps(done[key]) + "\n")
-        time.sleep(0.05)
-    print(f"{setting}: {len(done)} runs are there", flush=True)
+            done = do_all(pool, run_job, partial(ready, setting, rules), file_of(setting), deadline, 2 * asked.workers)
+            print(f"{setting}: {len(done)} runs are there", flush=True)
 
 
 if __name__ == "__main__":
